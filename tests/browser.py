@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from demo.serve import load_config
 from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, Route, async_playwright
+
+from demo.serve import load_config
 
 config = load_config()
 Result = TypeVar("Result")
@@ -69,6 +70,11 @@ class PageLog:
             await self.page.screenshot(path=folder / "page.png", timeout=10_000)
 
 
+def _is_outside(address: str) -> bool:
+    """Whether an address is on another host (``data:`` and ``blob:`` have none)."""
+    return urlsplit(address).hostname not in (config.HOST, "localhost", None)
+
+
 class Browser:
     """Chromium with WebGPU, started at the first page."""
 
@@ -89,7 +95,7 @@ class Browser:
             raise TimeoutError(f"no answer from the browser within {timeout:g} seconds") from None
 
     async def new_page(self, log: PageLog) -> Page:
-        """A page in a fresh context: calls counted, errors and requests to other hosts recorded in ``log``."""
+        """A page in a fresh context; its errors and its requests to other hosts go to ``log``."""
         if self._chromium is None or not self._chromium.is_connected():
             self._playwright = self._playwright or await async_playwright().start()
             # No name but this machine's resolves, so even a request that no route sees goes nowhere.
@@ -98,15 +104,15 @@ class Browser:
         context: BrowserContext = await self._chromium.new_context(viewport=config.VIEWPORT)
         context.set_default_timeout(config.ACTION_TIMEOUT * 1000)
 
-        def outside(request: Request) -> bool:
-            url = urlsplit(request.url)
-            return url.scheme in ("http", "https", "ws", "wss") and url.hostname not in (config.HOST, "localhost")
-
         async def refuse(route: Route) -> None:
             await route.abort()
 
-        await context.route(lambda url: urlsplit(url).hostname not in (config.HOST, "localhost", None), refuse)
-        context.on("request", lambda request: outside(request) and log.outside.append(request.url))
+        def record(request: Request) -> None:
+            if _is_outside(request.url):
+                log.outside.append(request.url)
+
+        await context.route(_is_outside, refuse)
+        context.on("request", record)
         await context.add_init_script(path=GPU_COUNTS)
         page = await context.new_page()
         log.watch(page)

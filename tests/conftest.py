@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from demo.serve import DevServer, load_config, load_setup
 
 if TYPE_CHECKING:

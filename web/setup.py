@@ -43,6 +43,16 @@ WHEELS = {  # name: (version, sha256), pure Python, through pip
     "packaging": ("26.2", "5fc45236b9446107ff2415ce77c807cee2862cb6fac22b8a73826d0693b0980e"),
 }
 
+# What installs Chromium, by the package manager that is there.
+CHROMIUM_INSTALL = {
+    "apt-get": [["apt-get", "update"], ["apt-get", "install", "-y", "chromium"]],
+    "dnf": [["dnf", "install", "-y", "chromium"]],
+    "pacman": [["pacman", "-S", "--noconfirm", "chromium"]],
+    "apk": [["apk", "add", "chromium"]],
+    "zypper": [["zypper", "--non-interactive", "install", "chromium"]],
+    "brew": [["brew", "install", "--cask", "chromium"]],
+}
+
 # Plain copies: (file or folder in node_modules, place in web/vendor).
 COPIES = [
     ("uplot/dist/uPlot.esm.js", "uplot/uPlot.esm.js"),
@@ -106,21 +116,13 @@ def ensure_browser() -> None:
     config = _load_config()
     if config.find_chromium() is not None:
         return
-    for manager, commands in {
-        "apt-get": [["apt-get", "update"], ["apt-get", "install", "-y", "chromium"]],
-        "dnf": [["dnf", "install", "-y", "chromium"]],
-        "pacman": [["pacman", "-S", "--noconfirm", "chromium"]],
-        "apk": [["apk", "add", "chromium"]],
-        "zypper": [["zypper", "--non-interactive", "install", "chromium"]],
-        "brew": [["brew", "install", "--cask", "chromium"]],
-    }.items():
-        if shutil.which(manager):
-            break
-    else:
+    manager = next((name for name in CHROMIUM_INSTALL if shutil.which(name)), None)
+    if manager is None:
         raise SetupError(
             f"no Chrome or Chromium found, and no package manager that could install one. Install one "
             f"by hand and set {config.CHROMIUM_VARIABLE} to its path."
         )
+    commands = CHROMIUM_INSTALL[manager]
     needs_root = manager != "brew" and os.geteuid() != 0
     if needs_root and not shutil.which("sudo"):
         raise SetupError(
@@ -146,8 +148,9 @@ def _load_config() -> Any:
 
 
 def ensure_vendor() -> None:
-    """Assemble ``web/vendor`` when the npm lock or this file changed since it was last done."""
-    digest = hashlib.sha256((WEB / "package-lock.json").read_bytes() + Path(__file__).read_bytes()).hexdigest()
+    """Assemble ``web/vendor`` when the npm lock or the lists above changed since it was last done."""
+    recipe = f"{(WEB / 'package-lock.json').read_text()}{PYODIDE_FILES}{NUMPY[1]}{WHEELS}{COPIES}"
+    digest = hashlib.sha256(recipe.encode()).hexdigest()
     stamp = VENDOR / ".stamp"
     if stamp.exists() and stamp.read_text() == digest:
         return

@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import linecache
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +36,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
 from webgrad.errors import DtypeError, InputError, ShapeError, WebgradError
 
 __all__ = ["draw_image", "from_js", "in_browser", "next_frame", "publish", "read_canvas", "to_js"]
@@ -92,7 +92,7 @@ async def next_frame() -> None:
         await asyncio.sleep(1 / 60)
         return
     painted = asyncio.get_running_loop().create_future()
-    callback = create_once_callable(lambda _time: painted.done() or painted.set_result(None))
+    callback = create_once_callable(painted.set_result)  # with the frame's time, which nobody reads
     request = js.requestAnimationFrame(callback)
     try:
         await painted
@@ -139,7 +139,7 @@ def rgba_pixels(image: ArrayLike) -> NDArray[np.uint8]:
         array = array[:, :, None]
     if array.ndim != 3 or array.shape[2] not in (1, 3, 4):
         raise ShapeError(
-            f"draw_image: expected an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), found {np.shape(image)}"
+            f"draw_image: expected an array (H, W) or (H, W, 1, 3 or 4), found the shape {np.shape(image)}"
         )
     if array.dtype.kind == "f":
         array = np.round(np.clip(np.nan_to_num(array.astype(np.float32), nan=0.0), 0.0, 1.0) * 255)
@@ -197,8 +197,8 @@ def _canvas(canvas: Any) -> Any:
 
     found = js.document.getElementById(canvas) if hasattr(js, "document") else None
     if not found or not hasattr(found, "getContext"):
-        where = "the page" if hasattr(js, "document") else "a worker, which has no document: pass an OffscreenCanvas"
-        raise InputError(f"no canvas with the id {canvas!r} in {where}")
+        remedy = "" if hasattr(js, "document") else " (a worker has no document: pass it an OffscreenCanvas)"
+        raise InputError(f"the page has no canvas with the id {canvas!r}{remedy}")
     return found
 
 
@@ -257,8 +257,8 @@ def _prepare(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_prepare(item) for item in value]
     raise InputError(
-        f"cannot hand a {type(value).__name__} to JavaScript: use None, bool, numbers, str, bytes, arrays, and lists, "
-        f"tuples and dicts of them"
+        f"cannot hand a {type(value).__name__} to JavaScript: use None, bool, numbers, str, bytes, arrays, "
+        f"and lists, tuples and dicts of them"
     )
 
 
@@ -301,7 +301,7 @@ def from_js(value: Any) -> Any:
     if isinstance(value, JsArray):
         return [from_js(item) for item in value]
     if getattr(value, "constructor", None) == js.Object:
-        return {key: from_js(item) for key, item in value.as_object_map().items()}
+        return {key: from_js(item) for key, item in js.Object.entries(value)}
     return value
 
 
@@ -318,6 +318,7 @@ async def _run_program(source: str, filename: str) -> Any:
     """Run a page's Python program in ``__main__``; top-level ``await`` is allowed."""
     from pyodide.code import eval_code_async
 
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     return await _reply(eval_code_async(source, sys.modules["__main__"].__dict__, filename=filename))
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 import pytest
-from demo.serve import DevServer
 from playwright.async_api import Page
 
+from demo.serve import DevServer
 from tests.browser import Browser, PageLog
 
 

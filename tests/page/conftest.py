@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demo.serve import DevServer, load_config
 
+from demo.serve import DevServer, load_config
 from tests.browser import Browser, PageLog
 
 config = load_config()
@@ -69,9 +69,8 @@ class PagePython:
         self.boot()
         caller = inspect.stack()[1]
         request = pickle.dumps((*_source(code, uses, kwargs, caller), args, kwargs))
-        reply = pickle.loads(
-            base64.b64decode(self.evaluate("app.call('run_request', %r)" % base64.b64encode(request).decode(), timeout))
-        )
+        text = base64.b64encode(request).decode()
+        reply = pickle.loads(base64.b64decode(self.evaluate(f"app.call('run_request', '{text}')", timeout)))
         if "error" in reply:
             reply["error"].add_note("In the page:\n" + reply["traceback"])
             raise reply["error"]

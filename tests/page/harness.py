@@ -22,7 +22,14 @@ async def run_request(request):
     """``request`` is a pickled (file name, source, name, args, kwargs); the reply is pickled likewise."""
     filename, source, name, args, kwargs = pickle.loads(base64.b64decode(request))
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    namespace = {"__name__": "page_test", "np": np, "wg": wg, "nn": getattr(wg, "nn", None), "js": js, "keep": keep}
+    namespace = {
+        "__name__": "page_test",
+        "np": np,
+        "wg": wg,
+        "nn": getattr(wg, "nn", None),
+        "js": js,
+        "keep": keep,
+    }
     try:
         exec(compile(source, filename, "exec"), namespace)
         value = namespace[name](*args, **kwargs)
@@ -45,7 +52,8 @@ def _pickled(reply):
         if "error" in reply:
             reply["error"] = RuntimeError(f"{type(reply['error']).__name__}: {reply['error']}")
         else:
-            reply = {"error": TypeError(f"cannot send back a {type(reply['value']).__name__}: {why}"), "traceback": ""}
+            what = type(reply["value"]).__name__
+            reply = {"error": TypeError(f"cannot send back a {what}: {why}"), "traceback": ""}
         return pickle.dumps(reply)
 
 
