@@ -312,13 +312,16 @@ function watchDownloads(pyodideURL, progress) {
   const observer = new PerformanceObserver((list) => {
     for (const { name } of list.getEntries()) {
       const found = name.startsWith(pyodideURL) && [...missing.keys()].find((pattern) => pattern.test(name));
-      if (!found) continue;
-      missing.delete(found);
-      report();
+      if (found && missing.delete(found)) report();
     }
   });
   observer.observe({ type: "resource" });
-  return () => observer.disconnect();
+  return () => {
+    observer.disconnect();
+    if (!missing.size) return;
+    missing.clear(); // all of it is there, even if an entry is still on its way
+    report();
+  };
 }
 
 // --- errors and the wire ------------------------------------------------------------------------------
