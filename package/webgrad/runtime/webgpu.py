@@ -1,0 +1,301 @@
+"""The executor of the page's GPU: `Executor` over ``bridge.mjs``, which alone talks to WebGPU.
+
+`open_webgpu` gives the one executor of this page or worker, as long as its device lives. A step is one
+call into JavaScript, which takes the upload from Python's memory, and one conversion of what it read. The
+module imports anywhere; only `open_webgpu` needs Pyodide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from webgrad.compiler.target import Target
+from webgrad.errors import (
+    CompileError,
+    DeviceLostError,
+    InputError,
+    NoAdapterError,
+    OutOfMemoryError,
+    WebgradError,
+)
+from webgrad.runtime.executor import Bytes, Stats
+
+if TYPE_CHECKING:
+    from webgrad.compiler.plan import Plan
+    from webgrad.compiler.program import KernelSpec, Program
+
+Value = TypeVar("Value")
+
+#: how adapters that compute on the processor call themselves
+SOFTWARE_NAMES = ("swiftshader", "llvmpipe", "lavapipe", "softpipe", "basic render")
+#: every device grants this many; more would shut some adapters out
+STORAGE_BUFFERS = 8
+
+_bridge_url: str | None = None
+_bridge_module: Any = None
+_executor: WebGPUExecutor | None = None
+
+
+def set_bridge_url(url: str | None) -> None:
+    """Load ``bridge.mjs`` from ``url`` instead of from the package.
+
+    For pages whose Content-Security-Policy allows no ``blob:`` scripts; call it before anything is
+    compiled. A relative address is relative to the page. ``None`` means the package's own again.
+    """
+    global _bridge_url, _bridge_module
+    if url != _bridge_url:
+        _bridge_url, _bridge_module = url, None
+
+
+async def open_webgpu() -> WebGPUExecutor:
+    """The executor of this page or worker; a new one after its device was lost.
+
+    Raises `NoAdapterError`, which says what is missing, when there is no WebGPU here.
+    """
+    global _executor
+    if _executor is not None and _executor.alive:
+        return _executor
+    module = await _load_bridge()
+    bridge = await module.open()
+    if not bridge.ok:
+        raise error_from(bridge.to_py())
+    if _executor is None or not _executor.alive:  # another task may have been quicker
+        _executor = WebGPUExecutor(bridge)
+    return _executor
+
+
+async def _load_bridge() -> Any:
+    """The bridge's JavaScript module, loaded at the first call."""
+    global _bridge_module
+    if _bridge_module is not None:
+        return _bridge_module
+    try:
+        import js
+        from pyodide.code import run_js
+        from pyodide.ffi import to_js
+    except ImportError:
+        raise NoAdapterError(
+            "WebGPU is reached through a browser's Pyodide, and this Python runs elsewhere: "
+            "use device='auto' or device='numpy'"
+        ) from None
+    import_module = run_js("(url) => import(url)")
+    if _bridge_url is not None:
+        base = js.document.baseURI if hasattr(js, "document") else js.location.href
+        _bridge_module = await import_module(js.URL.new(_bridge_url, base).href)
+        return _bridge_module
+
+    from importlib.resources import files
+
+    text = files("webgrad").joinpath("bridge.mjs").read_text("utf-8")
+    options = to_js({"type": "text/javascript"}, dict_converter=js.Object.fromEntries)
+    url = js.URL.createObjectURL(js.Blob.new(to_js([text]), options))
+    try:
+        _bridge_module = await import_module(url)
+    finally:
+        js.URL.revokeObjectURL(url)
+    return _bridge_module
+
+
+class WebGPUExecutor:
+    """One GPU device; see `webgrad.runtime.executor.Executor` for what each method promises."""
+
+    name = "webgpu"
+
+    def __init__(self, bridge: Any) -> None:
+        import pyodide_js
+
+        self._bridge = bridge
+        bridge.attach(pyodide_js._module)
+        info: dict[str, Any] = bridge.info().to_py()
+        self.adapter: Mapping[str, Any] = info
+        self.target = target_of(info)
+
+    @property
+    def alive(self) -> bool:
+        """False once the device is lost or closed."""
+        return bool(self._bridge.ok)
+
+    def allocate(self, nbytes: int, label: str) -> int:
+        reply = self._bridge.allocate(nbytes, label)
+        if isinstance(reply, int):
+            return reply
+        raise error_from(reply.to_py())
+
+    def free(self, handle: int) -> None:
+        self._bridge.free(handle)
+
+    def write(self, handle: int, offset: int, data: NDArray[Any]) -> None:
+        source = whole_words(data)
+        reply = self._bridge.write(handle, offset, address(source), source.nbytes)
+        if reply is not None:
+            raise error_from(reply.to_py())
+
+    def clear(self, handle: int, offset: int, nbytes: int) -> None:
+        reply = self._bridge.clear(handle, offset, nbytes)
+        if reply is not None:
+            raise error_from(reply.to_py())
+
+    def read(self, handle: int, offset: int, nbytes: int) -> Awaitable[Bytes]:
+        return Pending(self._bridge.read(handle, offset, nbytes), lambda data: copy_of(data)[:nbytes])
+
+    async def load(self, program: Program, plan: Plan, externals: Mapping[str, int]) -> WebGPUSession:
+        import js
+        from pyodide.ffi import to_js
+
+        blobs = to_js([memoryview(blob) for blob in program.blobs])
+        keys = to_js(dict(externals), dict_converter=js.Object.fromEntries)
+        reply = (await self._bridge.create(program.to_json(), blobs, keys)).to_py()
+        if not reply["ok"]:
+            raise error_from(reply, program)
+        return WebGPUSession(self._bridge, reply["id"], program)
+
+    def stats(self) -> Stats:
+        return Stats(**self._bridge.stats().to_py())
+
+    def close(self) -> None:
+        self._bridge.close()
+
+
+class WebGPUSession:
+    """A program on the device; see `webgrad.runtime.executor.Session`."""
+
+    def __init__(self, bridge: Any, handle: int, program: Program) -> None:
+        self._bridge = bridge
+        self._run = bridge.run
+        self._handle: int | None = handle
+        self._program = program
+        self._readsets: dict[tuple[str, ...], tuple[int, Callable[[Any], dict[str, Bytes]]]] = {}
+
+    def run(self, entry: str, upload: Bytes, reads: tuple[str, ...]) -> Awaitable[dict[str, Bytes]]:
+        if self._handle is None:
+            raise InputError("this program was destroyed: compile it again")
+        if not (upload.flags.c_contiguous and upload.nbytes == self._program.upload_bytes):
+            raise InputError(
+                f"the upload must be {self._program.upload_bytes} contiguous bytes, found {upload.nbytes}"
+            )
+        readset, split = self._readsets.get(reads) or self._register(reads)
+        return Pending(self._run(self._handle, entry, address(upload), upload.nbytes, readset), split)
+
+    def _register(self, reads: tuple[str, ...]) -> tuple[int, Callable[[Any], dict[str, Bytes]]]:
+        """The bridge's number for these ranges, and what cuts its bytes into them."""
+        if not reads:
+            self._readsets[reads] = -1, lambda data: {}
+            return self._readsets[reads]
+        from pyodide.ffi import to_js
+
+        ranges = [self._program.ranges[name] for name in reads]
+        ends = np.cumsum([-(-r.bytes // 4) * 4 for r in ranges]).tolist()
+        slices = {
+            name: slice(start, start + r.bytes)
+            for name, r, start in zip(reads, ranges, [0, *ends], strict=False)
+        }
+
+        def split(data: Any) -> dict[str, Bytes]:
+            whole = copy_of(data)
+            if len(slices) == 1:
+                return {reads[0]: whole[slices[reads[0]]]}
+            return {name: whole[part].copy() for name, part in slices.items()}
+
+        index = self._bridge.readset(self._handle, to_js([[r.buffer, r.offset, r.bytes] for r in ranges]))
+        self._readsets[reads] = index, split
+        return index, split
+
+    def stats(self) -> Stats:
+        return Stats() if self._handle is None else Stats(**self._bridge.stats(self._handle).to_py())
+
+    def destroy(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._bridge.destroyProgram(handle)
+
+
+class Pending(Generic[Value]):
+    """What is already queued and not yet waited for: may be awaited late, often, or never."""
+
+    __slots__ = ("_convert", "_promise", "_reply", "_value")
+
+    def __init__(self, promise: Any, convert: Callable[[Any], Value]) -> None:
+        self._promise = promise
+        self._convert = convert
+        self._reply: dict[str, Any] | None = None
+        self._value: Value | None = None
+
+    def __await__(self) -> Generator[Any, None, Value]:
+        if self._promise is not None:
+            reply = yield from self._promise.__await__()
+            if self._promise is not None:  # no other task was quicker
+                self._promise = None
+                if reply.ok:
+                    self._value = self._convert(getattr(reply, "data", None))
+                else:
+                    self._reply = reply.to_py()
+        if self._reply is not None:
+            raise error_from(self._reply)
+        return self._value  # type: ignore[return-value]
+
+
+def address(array: NDArray[Any]) -> int:
+    """Where the array's bytes lie in this Python's memory, which is the page's WebAssembly heap."""
+    return int(array.__array_interface__["data"][0])
+
+
+def whole_words(data: NDArray[Any]) -> NDArray[Any]:
+    """``data``'s bytes in order, padded with zeros to WebGPU's four."""
+    data = np.ascontiguousarray(data)
+    if data.nbytes % 4 == 0:
+        return data
+    return np.frombuffer(data.tobytes() + bytes(-data.nbytes % 4), np.uint8)
+
+
+def copy_of(data: Any) -> Bytes:
+    """A Uint8Array's bytes in an array of its own."""
+    array = np.empty(data.byteLength, np.uint8)
+    data.assign_to(array)
+    return array
+
+
+def target_of(info: Mapping[str, Any]) -> Target:
+    """What the compiler must know of the device that ``info`` describes."""
+    names = " ".join(str(info[key]) for key in ("architecture", "description", "device")).lower()
+    software = info["isFallback"] or any(name in names for name in SOFTWARE_NAMES)
+    limits = info["limits"]
+    return Target(
+        adapter_class="software" if software else "hardware",
+        max_storage_buffers=STORAGE_BUFFERS,
+        max_binding_bytes=int(limits["maxStorageBufferBindingSize"]),
+        max_buffer_bytes=int(limits["maxBufferSize"]),
+        max_workgroups=int(limits["maxComputeWorkgroupsPerDimension"]),
+        max_workgroup_size=int(limits["maxComputeInvocationsPerWorkgroup"]),
+        features=frozenset(info["features"]),
+    )
+
+
+def error_from(failure: Mapping[str, Any], program: Program | None = None) -> WebgradError:
+    """The exception for a failure that the bridge reports."""
+    kind, message = failure["kind"], failure["message"]
+    if kind == "no-adapter":
+        return NoAdapterError(f"{message}. Or compute without a GPU: device='numpy'")
+    if kind == "lost":
+        return DeviceLostError(f"{message}. Compile again, from a checkpoint, to go on")
+    if kind == "oom":
+        return OutOfMemoryError(f"{message}. Free programs with destroy(), or use a smaller batch or model")
+    if program is not None and "kernel" in failure:
+        return CompileError(_kernel_report(program.kernels[failure["kernel"]], failure))
+    if kind in ("validation", "wgsl"):
+        return CompileError(f"the GPU refused work: {message}")
+    return WebgradError(f"the GPU driver failed: {message}")
+
+
+def _kernel_report(kernel: KernelSpec, failure: Mapping[str, Any]) -> str:
+    lines = [f"kernel {kernel.name!r} (number {failure['kernel']}) could not be built"]
+    lines += [f"  {message}" for message in failure.get("messages") or [failure["message"]]]
+    if kernel.nodes:
+        lines.append(f"  it computes {', '.join(kernel.nodes)}")
+    if kernel.sites:
+        lines.append(f"  from {'; '.join(kernel.sites)}")
+    if "wgsl" in failure:
+        lines += ["  its WGSL there:", failure["wgsl"]]
+    return "\n".join(lines)
