@@ -1,0 +1,1 @@
+"""From a graph to a program: simplify, schedule, plan, program."""

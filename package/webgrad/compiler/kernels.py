@@ -1,0 +1,133 @@
+"""The schedule's data: what each kernel computes, before any buffer or text is chosen.
+
+    map       stores = f(i)                                  i over the space
+    reduce    register = ⊕_r body(i, r); stores = f(i, register)
+    contract  register = Σ_k left(b, m, k) · right(b, n, k); stores = f(b, m, n, register)
+
+All bodies are `Expr` DAGs over the kernel's variables; loads name graph nodes, the plan gives them bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from webgrad.compiler.indexing import Expr, Indexer, show
+from webgrad.compiler.target import Target
+from webgrad.ir import Graph, Node, Site
+
+Kind = Literal["map", "reduce", "contract"]
+
+
+@dataclass(frozen=True)
+class Store:
+    """``buffer(node)[index] = value``."""
+
+    node: Node
+    index: Expr
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """``op`` over variable ``r`` in [0, length) of ``body``."""
+
+    op: Any
+    body: Expr
+    length: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """Operands and sizes of a blocked product."""
+
+    left: Expr
+    right: Expr
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+@dataclass
+class ScheduledKernel:
+    """One dispatch. ``index`` is the flat output index in terms of the kernel's variables."""
+
+    kind: Kind
+    ix: Indexer
+    space: tuple[int, ...]
+    index: Expr
+    stores: list[Store]
+    body: Reduction | Contraction | None
+    nodes: list[Node]
+    loads: list[Node] = field(default_factory=list)
+    scalars: list[str] = field(default_factory=list)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The user lines this kernel came from."""
+        seen: dict[Site, None] = {}
+        for node in self.nodes:
+            seen.update(dict.fromkeys(node.sites))
+        return tuple(seen)
+
+    def roots(self) -> list[Expr]:
+        """Every expression the kernel evaluates."""
+        inner: list[Expr] = []
+        if isinstance(self.body, Reduction):
+            inner = [self.body.body]
+        elif isinstance(self.body, Contraction):
+            inner = [self.body.left, self.body.right]
+        return inner + [e for s in self.stores for e in (s.index, s.value)]
+
+    def collect(self) -> None:
+        """Fill ``loads`` and ``scalars`` from the expressions."""
+        loads: dict[int, Node] = {}
+        scalars: dict[str, None] = {}
+        seen: set[int] = set()
+        stack = list(reversed(self.roots()))
+        while stack:
+            e = stack.pop()
+            if e.uid in seen:
+                continue
+            seen.add(e.uid)
+            if e.kind == "load":
+                loads.setdefault(e.attr.id, e.attr)
+            elif e.kind == "scalar":
+                scalars.setdefault(e.attr)
+            stack.extend(reversed(e.args))
+        self.loads, self.scalars = list(loads.values()), list(scalars)
+
+    def __str__(self) -> str:
+        reads = ", ".join(f"%{n.id}{list(n.shape)}" for n in self.loads)
+        writes = ", ".join(f"%{s.node.id}{list(s.node.shape)}" for s in self.stores)
+        size = f" over {self.body.length}" if isinstance(self.body, Reduction) else ""
+        if isinstance(self.body, Contraction):
+            c = self.body
+            size = f" {c.batch}x[{c.m}x{c.k} · {c.k}x{c.n}]"
+        ops = "+".join(n.op.name for n in self.nodes)
+        lines = [f"{self.kind}{size} {list(self.space)}  {ops}", f"    reads {reads}", f"    writes {writes}"]
+        lines += [f"    {show(s.value)}" for s in self.stores] if len(self.nodes) < 4 else []
+        if self.sites:
+            lines.append("    from " + "; ".join(str(s) for s in self.sites[:4]))
+        return "\n".join(lines)
+
+
+@dataclass
+class Schedule:
+    """Kernels in dispatch order, over the simplified ``graph``.
+
+    ``storage`` maps a node to the node whose bytes it shares (a reshape to its base, a packed part to
+    itself); ``placed`` a stored node to (host node, element offset) when it lives inside another's
+    buffer: gradients in their arena, an updated value in its leaf.
+    """
+
+    graph: Graph
+    target: Target
+    kernels: list[ScheduledKernel]
+    placed: dict[Node, tuple[Node, int]]
+
+    def __str__(self) -> str:
+        head = f"Schedule: {len(self.kernels)} kernels"
+        return "\n".join([head, *(f"{i:3} {k}" for i, k in enumerate(self.kernels))])

@@ -1,0 +1,25 @@
+"""What the compiler must know of the adapter: its limits and which kernels it rewards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """Adapter limits and class; the defaults are what every WebGPU device grants.
+
+    ``adapter_class`` is ``"software"`` (SwiftShader, lavapipe: barriers are dear, few cores) or
+    ``"hardware"``.
+    """
+
+    adapter_class: str = "software"
+    max_storage_buffers: int = 8
+    max_binding_bytes: int = 128 * 1024 * 1024
+    max_buffer_bytes: int = 256 * 1024 * 1024
+    max_workgroups: int = 65_535
+    max_workgroup_size: int = 256
+    features: frozenset[str] = frozenset()
+
+
+DEFAULT = Target()

@@ -1,0 +1,170 @@
+"""What layers are made of: products, convolution, pooling, embedding, normalisation, dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webgrad.errors import DtypeError, InputError, ShapeError
+from webgrad.functional import math as _m
+from webgrad.functional import reductions as _r
+from webgrad.functional.shape import as_tensor, broadcast_to, expand_dims, iota, pad, reshape
+from webgrad.ir import as_dtype, numel
+from webgrad.ops import contract as _ct
+from webgrad.ops import elementwise as _ew
+from webgrad.ops import index as _ix
+from webgrad.ops import movement as _mv
+from webgrad.ops import random as _rand
+from webgrad.trace import current_tracer, scalar_input
+
+__all__ = [
+    "conv2d", "dropout", "embedding", "layer_norm", "matmul", "max_pool2d", "one_hot", "scatter_add",
+    "softmax_causal", "take_along_last", "where_causal",
+]  # fmt: skip
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """Matrix product with NumPy's rules: 1-D operands are vectors, leading axes broadcast."""
+    a, b = as_tensor(a, "matmul"), as_tensor(b, "matmul")
+    a, b = (_ew.cast_to(t, "f32") if t.dtype != "f32" else t for t in (a, b))
+    if not a.ndim or not b.ndim:
+        raise ShapeError("matmul needs at least one axis on each side: use * for scalars")
+    if a.ndim == 1:
+        return reshape(matmul(expand_dims(a, 0), b), _without(b.shape, -2))
+    if b.ndim == 1:
+        return reshape(matmul(a, expand_dims(b, 1)), a.shape[:-1])
+    if a.shape[-1] != b.shape[-2]:
+        raise ShapeError(
+            f"matmul: {a.shape} @ {b.shape}: the last size of the left ({a.shape[-1]}) must equal the "
+            f"second last of the right ({b.shape[-2]})"
+        )
+    if b.ndim == 2:  # one tall product: its weight gradient is one contraction over all leading axes
+        rows = _ct.matmul_(reshape(a, (numel(a.shape[:-1]), a.shape[-1])), b)
+        return reshape(rows, (*a.shape[:-1], b.shape[-1]))
+    lead = _ew.broadcast_all([_Lead(a.shape[:-2]), _Lead(b.shape[:-2])], "matmul")[0].shape
+    return _ct.matmul_(broadcast_to(a, (*lead, *a.shape[-2:])), broadcast_to(b, (*lead, *b.shape[-2:])))
+
+
+class _Lead:
+    """A shape that `broadcast_all` can combine with another."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    at = axis % len(shape)
+    return shape[:at] + shape[at + 1 :]
+
+
+def pair(value: Any, what: str) -> tuple[int, int]:
+    """A number for both axes, or one each."""
+    both = (value, value) if isinstance(value, int) else tuple(value)
+    if len(both) != 2 or not all(isinstance(v, int) for v in both):
+        raise InputError(f"{what} must be an int or a pair of ints, found {value!r}")
+    return both
+
+
+def conv2d(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
+    """Cross-correlation, as torch.nn.functional.conv2d: ``x [N, C, H, W]``, ``w [O, C/groups, KH, KW]``,
+    ``b [O]``. ``padding`` is a number, a pair, ``"same"`` (stride 1) or ``"valid"``.
+    """
+    x, w = as_tensor(x, "conv2d"), as_tensor(w, "conv2d")
+    strides, dilations = pair(stride, "stride"), pair(dilation, "dilation")
+    if padding == "same":
+        if strides != (1, 1):
+            raise InputError('conv2d: padding="same" needs stride 1')
+        reach = [(k - 1) * d for k, d in zip(w.shape[2:], dilations, strict=True)]
+        pads = tuple((n // 2, n - n // 2) for n in reach)
+    else:
+        pads = tuple((p, p) for p in pair(0 if padding == "valid" else padding, "padding"))
+    y = _ct.conv(x, w, stride=strides, dilation=dilations, padding=pads, groups=groups)
+    return y if b is None else y + reshape(b, (-1, 1, 1))
+
+
+def max_pool2d(x: Any, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1) -> Any:
+    """Largest of each window of ``x […, H, W]``; padding counts as −inf; the first of equals (or the
+    first NaN) gets the gradient. As torch.nn.functional.max_pool2d, ``stride`` defaults to the kernel.
+    """
+    x = as_tensor(x, "max_pool2d")
+    size = pair(kernel, "kernel")
+    low = pair(padding, "padding")
+    if any(low):
+        x = pad(x, [*[(0, 0)] * (x.ndim - 2), *[(p, p) for p in low]], value=float("-inf"))
+    strides = size if stride is None else pair(stride, "stride")
+    views = _mv.windows(x, kernel=size, stride=strides, dilation=pair(dilation, "dilation"))
+    flat = reshape(views, (*views.shape[:-2], size[0] * size[1]))
+    return _ix.pick(flat, _r.argmax(flat, axis=-1))
+
+
+def embedding(table: Any, ids: Any) -> Any:
+    """Rows ``table[ids]``: ``[V, …], [*I] → [*I, …]``. Ids must be in [0, V): input ids are checked on
+    the host, negative ones are refused. Repeated ids add up in the gradient, in a fixed order.
+    """
+    return _ix.gather(as_tensor(table, "embedding"), as_tensor(ids, "embedding"))
+
+
+def scatter_add(ids: Any, updates: Any, size: int) -> Any:
+    """``out[ids[i]] += updates[i]`` into zeros of ``size`` rows; repeats add in row order."""
+    return _ix.scatter_add(as_tensor(ids, "scatter_add"), as_tensor(updates, "scatter_add"), size=size)
+
+
+def take_along_last(x: Any, ids: Any) -> Any:
+    """``x […, n], ids […] → […]``: one element of the last axis each."""
+    return _ix.pick(as_tensor(x, "take_along_last"), as_tensor(ids, "take_along_last"))
+
+
+def one_hot(ids: Any, classes: int, dtype: Any = "f32") -> Any:
+    """1 at position ``ids`` of a new last axis of ``classes``, 0 elsewhere."""
+    ids = as_tensor(ids, "one_hot")
+    if ids.dtype not in ("i32", "u32"):
+        raise DtypeError(f"one_hot needs integer ids, found {ids.dtype}")
+    shape = (*ids.shape, classes)
+    ramp = iota(shape, len(shape) - 1)
+    return _ew.cast_to(_ew.eq(expand_dims(ids, -1), ramp), as_dtype(dtype))
+
+
+def where_causal(scores: Any, fill: float = float("-inf")) -> Any:
+    """``scores […, T, S]`` with ``fill`` where the column is after the row (the future)."""
+    scores = as_tensor(scores, "where_causal")
+    square = scores.shape[-2:]
+    return _m.where(iota(square, 1) <= iota(square, 0), scores, fill)
+
+
+def softmax_causal(scores: Any) -> Any:
+    """Softmax over the last axis of ``[…, T, S]``, each row seeing columns up to its own."""
+    return _r.softmax(where_causal(scores), axis=-1)
+
+
+def layer_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5) -> Any:
+    """(x − mean)/√(var + eps)·g + b over the last axis, biased variance. As torch's layer_norm."""
+    x = as_tensor(x, "layer_norm")
+    centred = x - _r.mean(x, -1, keepdims=True)
+    scale = _ew.rsqrt_(_r.mean(_m.square(centred), -1, keepdims=True) + eps)
+    y = centred * scale
+    y = y if g is None else y * g
+    return y if b is None else y + b
+
+
+def dropout(x: Any, p: float = 0.5, always: bool = False) -> Any:
+    """Zero each element with probability ``p`` and scale the rest by 1/(1−p). Active in training
+    programs only, unless ``always``. The mask is a function of (seed, step, place in the program).
+    """
+    x = as_tensor(x, "dropout")
+    if not 0 <= p <= 1:
+        raise InputError(f"dropout: p must be in [0, 1], found {p}")
+    tracer = current_tracer("webgrad.dropout")
+    if p == 0 or not (always or tracer.training):
+        return x
+    if p == 1:
+        return _m.zeros_like(x)
+    uniform = _rand.bits_to_uniform(random_bits(x.shape))
+    return _m.where(uniform >= p, x * (1 / (1 - p)), 0.0)
+
+
+def random_bits(shape: tuple[int, ...]) -> Any:
+    """u32 random bits, a new stream of the program."""
+    stream = current_tracer("random_bits").next_stream()
+    seed, step = scalar_input("seed", "u32"), scalar_input("rng_step", "u32")
+    return _rand.random_bits(seed, step, shape=tuple(shape), stream=stream)
+
+

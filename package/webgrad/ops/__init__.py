@@ -1,0 +1,1 @@
+"""Primitives, one class each; a module per family."""

@@ -1,0 +1,1 @@
+"""Executors: where a program runs."""

@@ -1,0 +1,346 @@
+"""Expressions → WGSL, in nested scopes.
+
+A kernel's text is a stack of blocks: the thread, a loop, an inner loop. An expression is written in the
+outermost block that knows all its variables, so what does not change in a loop is computed before it.
+An expression used once is written inline, others get a ``let``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from webgrad.compiler.indexing import Expr, Indexer
+from webgrad.compiler.kernels import ScheduledKernel
+from webgrad.compiler.plan import Plan
+from webgrad.compiler.program import Access, Binding
+from webgrad.compiler.simplify import storage
+from webgrad.errors import CompileError
+from webgrad.ir import Node
+from webgrad.layout import round_up
+from webgrad.ops.random import RandomBits
+from webgrad.wgsl import prelude
+
+WGSL_TYPES = {"f32": "f32", "i32": "i32", "u32": "u32", "bool": "u32"}
+LARGEST_LITERAL = 1e38
+
+
+def literal(value: Any, dtype: str) -> str:
+    """A WGSL expression for a number; infinities, NaN and −0 are not literals in WGSL."""
+    if dtype == "bool":
+        return "true" if value else "false"
+    if dtype == "u32":
+        return f"{int(value)}u"
+    if dtype == "i32":
+        if value == -(2**31):
+            return "(-2147483647i - 1i)"
+        return f"{int(value)}i" if value >= 0 else f"({int(value)}i)"
+    number = np.float32(value)
+    if np.isnan(number):
+        return "wg_nan()"
+    if np.isinf(number):
+        return "wg_inf()" if number > 0 else "(-wg_inf())"
+    if abs(number) > LARGEST_LITERAL or (number == 0 and np.signbit(number)):
+        return f"bitcast<f32>({int(number.view(np.uint32)):#010x}u)"
+    text = str(number)
+    text = text if any(c in text for c in ".e") else text + ".0"
+    return f"({text}f)" if number < 0 else f"{text}f"
+
+
+@dataclass
+class Block:
+    """Lines at one nesting level, the variables it declares and the names it gave to expressions."""
+
+    variables: set[str]
+    lines: list[str] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+
+
+class Slot:
+    """One binding of the kernel: a node's bytes, as scalars or as vec4s."""
+
+    def __init__(self, name: str, where: tuple[int, int, int], dtype: str, vector: bool, written: bool) -> None:
+        self.name, self.where, self.dtype, self.vector, self.written = name, where, dtype, vector, written
+
+
+class KernelWriter:
+    """The text and bindings of one kernel."""
+
+    def __init__(self, plan: Plan, kernel: ScheduledKernel) -> None:
+        self.plan, self.kernel = plan, kernel
+        self.ix: Indexer = kernel.ix
+        self.slots: list[Slot] = []
+        self.blocks: list[Block] = [Block(set())]
+        self.uses: dict[int, int] = {}
+        self.scalars_used = False
+        self._count = 0
+        self.written = {plan.where(s.node)[0] for s in kernel.stores}
+        self._count_uses(kernel.roots())
+
+    def _count_uses(self, roots: list[Expr]) -> None:
+        stack = list(roots)
+        for root in roots:
+            self.uses[root.uid] = self.uses.get(root.uid, 0) + 1
+        seen: set[int] = set()
+        while stack:
+            e = stack.pop()
+            if e.uid in seen:
+                continue
+            seen.add(e.uid)
+            for a in e.args:
+                self.uses[a.uid] = self.uses.get(a.uid, 0) + 1
+                stack.append(a)
+
+    # --- blocks -------------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        """A line in the current block."""
+        self.blocks[-1].lines.append(text)
+
+    def open(self, header: str, *variables: str) -> None:
+        """Begin a nested block."""
+        self.blocks.append(Block(set(variables)))
+        self._headers = getattr(self, "_headers", [])
+        self._headers.append(header)
+
+    def close(self) -> None:
+        """End the current block."""
+        block = self.blocks.pop()
+        self.line(self._headers.pop() + " {")
+        self.blocks[-1].lines += ["  " + text for text in block.lines] + ["}"]
+
+    def declare(self, *variables: str) -> None:
+        """Make variables known in the current block."""
+        self.blocks[-1].variables.update(variables)
+
+    def fresh(self, stem: str = "v") -> str:
+        """A new name."""
+        self._count += 1
+        return f"{stem}{self._count}"
+
+    def depth(self, e: Expr) -> int:
+        """The outermost block that knows all of the expression's variables."""
+        missing = set(e.free)
+        for level, block in enumerate(self.blocks):
+            missing -= block.variables
+            if not missing:
+                return level
+        raise CompileError(f"internal error: {e!r} uses {sorted(missing)} outside their scope")
+
+    # --- bindings -----------------------------------------------------------------------------------
+
+    def slot(self, node: Node, vector: bool = False, write: bool = False) -> Slot:
+        """The binding through which ``node`` is read or written."""
+        base = storage(node)
+        buffer, offset = self.plan.where(base)
+        size = max(round_up(base.nbytes, 16), 16)
+        where = (buffer, offset, size)
+        for slot in self.slots:
+            if slot.where == where and slot.vector == vector:
+                slot.written |= write
+                return slot
+        for slot in self.slots:
+            clash = slot.where[0] == buffer and slot.where[1] < offset + size and offset < slot.where[1] + slot.where[2]
+            if clash and buffer in self.written:
+                raise CompileError(
+                    f"internal error: a kernel writes buffer {buffer} while another binding of it overlaps"
+                )
+        slot = Slot(f"t{len(self.slots)}", where, WGSL_TYPES[node.dtype], vector, write)
+        self.slots.append(slot)
+        return slot
+
+    def bindings(self) -> tuple[Binding, ...]:
+        """What the dispatch binds. A buffer written anywhere in the kernel is bound read_write throughout."""
+        found = []
+        written = {s.where[0] for s in self.slots if s.written}
+        for slot in self.slots:
+            access: Access = "read_write" if slot.where[0] in written else "read"
+            found.append(Binding(*slot.where, access))
+        if self.scalars_used:
+            found.append(Binding(self.plan.upload, 0, self._scalar_bytes(), "uniform"))
+        return tuple(found)
+
+    def _scalar_bytes(self) -> int:
+        return round_up(4 * len(self.plan.scalars), 16)
+
+    def declarations(self) -> list[str]:
+        """The module's ``var`` lines."""
+        lines = []
+        for number, (slot, binding) in enumerate(zip(self.slots, self.bindings(), strict=False)):
+            kind = "vec4<f32>" if slot.vector else slot.dtype
+            lines.append(
+                f"@group(0) @binding({number}) var<storage, {binding.access}> {slot.name}: array<{kind}>;"
+            )
+        if self.scalars_used:
+            words = self._scalar_bytes() // 16
+            lines.append(f"@group(0) @binding({len(self.slots)}) var<uniform> scalars: array<vec4<u32>, {words}>;")
+        return lines
+
+    # --- expressions --------------------------------------------------------------------------------
+
+    def text(self, e: Expr) -> str:
+        """WGSL of an expression in the current block."""
+        kind = e.kind
+        if kind == "int":
+            return literal(e.attr, "i32")
+        if kind == "const":
+            return literal(e.attr, e.dtype)
+        if kind in ("var", "reg"):
+            return str(e.attr)
+        if kind in ("true", "false"):
+            return kind
+        for block in reversed(self.blocks):
+            if e.uid in block.names:
+                return block.names[e.uid]
+        level = self.depth(e)
+        if level < len(self.blocks) - 1:
+            inner, self.blocks = self.blocks[level + 1 :], self.blocks[: level + 1]
+            name = self._named(e)
+            self.blocks = self.blocks + inner
+            return name
+        if self.uses.get(e.uid, 0) > 1 or self._long(e):
+            return self._named(e)
+        return self.render(e)
+
+    def _long(self, e: Expr) -> bool:
+        return e.kind == "apply" and (e.attr[0].cost >= 10 or len(e.args) > 2)
+
+    def _named(self, e: Expr) -> str:
+        block = self.blocks[-1]
+        if e.uid in block.names:
+            return block.names[e.uid]
+        code = self.render(e)
+        name = self.fresh()
+        self.line(f"let {name} = {code};")
+        block.names[e.uid] = name
+        return name
+
+    def value(self, e: Expr) -> str:
+        """An identifier (or literal) for an expression."""
+        text = self.text(e)
+        return text if text.isidentifier() or e.kind in ("int", "const") else self._named(e)
+
+    def render(self, e: Expr) -> str:
+        """WGSL of the expression's own operation."""
+        kind, args = e.kind, e.args
+        if kind == "sum":
+            return self._sum(e)
+        if kind == "div":
+            return f"({self.text(args[0])} / {e.attr})"
+        if kind == "mod":
+            return f"({self.text(args[0])} % {e.attr})"
+        if kind == "dyn":
+            index = self.text(args[0])
+            if args[0].dtype == "u32":
+                return f"i32(min({index}, {e.attr - 1}u))"
+            return f"clamp({index}, 0, {e.attr - 1})"
+        if kind == "ge0":
+            return self._ge0(args[0])
+        if kind == "eq0":
+            return f"({self.text(args[0])} == 0)"
+        if kind == "and":
+            return f"({self.text(args[0])} && {self.text(args[1])})"
+        if kind == "scalar":
+            return self._scalar(e)
+        if kind == "load":
+            return self._load(e)
+        if kind == "apply":
+            return self._apply(e)
+        raise CompileError(f"internal error: no WGSL for {kind}")
+
+    def _sum(self, e: Expr) -> str:
+        coefficients, constant = e.attr
+        levels = [self.depth(a) for a in e.args]
+        deepest = max(levels)
+        terms = list(zip(e.args, coefficients, levels, strict=True))
+        parts = []
+        outer = {a: c for a, c, level in terms if level < deepest}
+        if outer and (len(outer) > 1 or constant or next(iter(outer.values())) != 1):
+            parts.append(self.text(self.ix.sum(outer, constant)))
+            constant = 0
+            terms = [t for t in terms if t[2] == deepest]
+        for atom, c, _ in terms:
+            text = self.text(atom)
+            if c == 1:
+                parts.append(text)
+            elif c == -1:
+                parts.append(f"-{text}")
+            else:
+                parts.append(f"{text} * {c}" if c > 0 else f"-{text} * {-c}")
+        if constant:
+            parts.append(str(constant))
+        joined = " + ".join(parts).replace("+ -", "- ")
+        return f"({joined})"
+
+    def _ge0(self, e: Expr) -> str:
+        """``e >= 0``, written as a plain comparison where e is one atom and a constant."""
+        if e.kind == "sum" and len(e.args) == 1:
+            (c,), constant = e.attr
+            atom = self.text(e.args[0])
+            if c == 1:
+                return f"({atom} >= {-constant})"
+            if c == -1:
+                return f"({atom} <= {constant})"
+        return f"({self.text(e)} >= 0)"
+
+    def _scalar(self, e: Expr) -> str:
+        self.scalars_used = True
+        word = self.plan.scalars[e.attr].offset // 4
+        text = f"scalars[{word // 4}].{'xyzw'[word % 4]}"
+        return text if e.dtype == "u32" else f"bitcast<{WGSL_TYPES[e.dtype]}>({text})"
+
+    def index_text(self, e: Expr, size: int) -> str:
+        """An index, clamped unless its bounds show that it is inside."""
+        text = self.text(e)
+        return text if 0 <= e.lo and e.hi < size else f"clamp({text}, 0, {max(size - 1, 0)})"
+
+    def _load(self, e: Expr) -> str:
+        node = e.attr
+        text = f"{self.slot(node).name}[{self.index_text(e.args[0], node.size)}]"
+        return f"({text} != 0u)" if node.dtype == "bool" else text
+
+    def _apply(self, e: Expr) -> str:
+        op, attrs = e.attr
+        if isinstance(op, RandomBits):
+            return op.wgsl(attrs, (), *[self.text(a) for a in e.args])
+        take = self.value if getattr(op, "repeats", False) else self.text
+        return op.wgsl(attrs, tuple(a.dtype for a in e.args), *[take(a) for a in e.args])
+
+    # --- stores -------------------------------------------------------------------------------------
+
+    def stores(self) -> None:
+        """Write the kernel's results: every value first, so that a store in place changes no operand."""
+        ready = []
+        for store in self.kernel.stores:
+            value = self.value(store.value)
+            index = self.text(store.index)
+            ready.append((store, index, value))
+        for store, index, value in ready:
+            slot = self.slot(store.node, write=True)
+            stored = f"select(0u, 1u, {value})" if store.node.dtype == "bool" else value
+            self.line(f"{slot.name}[{index}] = {stored};")
+
+    # --- module -------------------------------------------------------------------------------------
+
+    def module(self, workgroup: int, threads: int, grid: tuple[int, int, int], shared: list[str] | None = None) -> str:
+        """The whole module. ``t`` is the thread's flat number; the caller has used it freely."""
+        body = self.blocks[0].lines
+        flat = "gid.x" if grid[1] == 1 else f"gid.x + gid.y * {grid[0] * workgroup}u"
+        head = [f"  let t = i32({flat});", f"  if (t >= {threads}) {{ return; }}"]
+        main = [
+            f"@compute @workgroup_size({workgroup})",
+            "fn main(@builtin(global_invocation_id) gid: vec3<u32>) {",
+            *head,
+            *["  " + text for text in body],
+            "}",
+        ]
+        return self.assemble(main, shared or [])
+
+    def assemble(self, main: list[str], shared: list[str]) -> str:
+        """Declarations, the prelude functions in use, and ``main``."""
+        text = "\n".join(main)
+        functions = prelude.source_for(prelude.used_in(text))
+        parts = ["\n".join([*self.declarations(), *shared]), functions.strip(), text]
+        return "\n\n".join(p for p in parts if p) + "\n"
