@@ -95,7 +95,9 @@ class Indexer:
         return self._make("int", (), value, "i32", value, value)
 
     def var(self, name: str, size: int) -> Expr:
-        """A variable in [0, size)."""
+        """A variable in [0, size); the constant 0 when that is all it can be."""
+        if size <= 1:
+            return self.const(0)
         return self._make("var", (), name, "i32", 0, max(size - 1, 0))
 
     def dyn(self, value: Expr, size: int) -> Expr:
@@ -249,8 +251,8 @@ class Indexer:
 
     def substitute(self, e: Expr, changes: Mapping[Expr, Expr]) -> Expr:
         """``e`` with variables replaced; everything above them is rebuilt and simplified."""
-        memo: dict[Expr, Expr] = dict(changes)
-        names = {v.attr for v in changes}
+        memo: dict[Expr, Expr] = {v: new for v, new in changes.items() if v.kind == "var"}
+        names = {v.attr for v in memo}
 
         def walk(x: Expr) -> Expr:
             if x in memo:

@@ -40,15 +40,8 @@ def matmul(a: Any, b: Any) -> Any:
     if b.ndim == 2:  # one tall product: its weight gradient is one contraction over all leading axes
         rows = _ct.matmul_(reshape(a, (numel(a.shape[:-1]), a.shape[-1])), b)
         return reshape(rows, (*a.shape[:-1], b.shape[-1]))
-    lead = _ew.broadcast_all([_Lead(a.shape[:-2]), _Lead(b.shape[:-2])], "matmul")[0].shape
+    lead = _ew.common_shape([a.shape[:-2], b.shape[:-2]], "matmul")
     return _ct.matmul_(broadcast_to(a, (*lead, *a.shape[-2:])), broadcast_to(b, (*lead, *b.shape[-2:])))
-
-
-class _Lead:
-    """A shape that `broadcast_all` can combine with another."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:

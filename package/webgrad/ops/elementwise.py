@@ -68,13 +68,18 @@ def cast_to(tensor: Any, dtype: str) -> Any:
     return tensor if tensor.dtype == dtype else cast(tensor, dtype=dtype)
 
 
+def common_shape(shapes: list[Shape], what: str) -> Shape:
+    """The shape that all broadcast to, or `ShapeError`."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        found = " and ".join(map(str, shapes))
+        raise ShapeError(f"{what}: shapes {found} do not broadcast (sizes must match or be 1)") from None
+
+
 def broadcast_all(tensors: list[Any], what: str) -> list[Any]:
     """All tensors at their common NumPy shape."""
-    try:
-        shape = np.broadcast_shapes(*[t.shape for t in tensors])
-    except ValueError:
-        shapes = " and ".join(str(t.shape) for t in tensors)
-        raise ShapeError(f"{what}: shapes {shapes} do not broadcast (sizes must match or be 1)") from None
+    shape = common_shape([t.shape for t in tensors], what)
     return [t if t.shape == shape else broadcast(t, shape=shape) for t in tensors]
 
 

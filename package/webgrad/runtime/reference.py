@@ -292,9 +292,11 @@ class KernelRun:
 
     def _load(self, e: Expr) -> Any:
         node = e.attr
+        if node.size == 0:  # inside a loop that never runs
+            return np.zeros((), NUMPY_DTYPES[node.dtype])
         raw = self.session.bytes_of(self.session.plan.where(node), node.nbytes)
         data = raw.view(STORED_DTYPES[node.dtype])
-        index = np.clip(self.value(e.args[0]), 0, max(node.size - 1, 0))
+        index = np.clip(self.value(e.args[0]), 0, node.size - 1)
         return data[index].astype(NUMPY_DTYPES[node.dtype])
 
 

@@ -1,0 +1,27 @@
+"""Every test program on the page's adapter agrees with float64."""
+
+from pathlib import Path
+
+import pytest
+from webgrad.runtime.reference import NumpyExecutor
+
+from tests import programs
+from tests.unit.test_programs import assert_close
+
+SOURCE = Path(programs.__file__).read_text()
+
+
+async def run_in_page(source, name):
+    """Execute the programs' module once, then run one of them on WebGPU."""
+    import __main__
+
+    if not hasattr(__main__, "test_programs"):
+        __main__.test_programs = {"__name__": "test_programs"}
+        exec(compile(source, "programs.py", "exec"), __main__.test_programs)
+    return await __main__.test_programs["run_program"](name, "webgpu")
+
+
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+async def test_page_agrees_with_float64(page_py, name):
+    expected = await programs.run_program(name, NumpyExecutor("graph", float64=True))
+    assert_close(page_py(run_in_page, SOURCE, name), expected, name, relative=1e-4)
