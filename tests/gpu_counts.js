@@ -1,7 +1,7 @@
 /**
  * Counts WebGPU calls from outside webgrad, by wrapping the prototypes before any page script runs.
  * `gpuCounts.snapshot()` is a plain object of totals since the page loaded (`live_*`: what exists now);
- * `gpuCounts.settle()` waits until every device's queued work and errors have arrived. An error that no
+ * `gpuCounts.loseDevices()` destroys every device; `gpuCounts.settle()` waits until every device's queued work and errors have arrived. An error that no
  * error scope caught becomes a console error, so the harness sees it.
  */
 (() => {
@@ -103,5 +103,7 @@
     await Promise.race([Promise.all(waits), limit]);
     await new Promise((resolve) => setTimeout(resolve)); // let error events be delivered
   };
-  globalThis.gpuCounts = { snapshot: () => ({ ...counts }), settle };
+  /** Lose every device, as a driver's crash would. */
+  const loseDevices = () => devices.forEach((reference) => reference.deref()?.destroy());
+  globalThis.gpuCounts = { snapshot: () => ({ ...counts }), settle, loseDevices };
 })();

@@ -295,6 +295,7 @@ class Bridge {
       await staging.buffer.mapAsync(GPUMapMode.READ, 0, total);
     } catch (error) {
       staging.buffer.destroy();
+      await Promise.race([this.#device.lost, new Promise((resolve) => setTimeout(resolve, 100))]); // told after maps fail
       return this.#problem() ?? failure("internal", error.message);
     }
     const data = new Uint8Array(staging.buffer.getMappedRange(0, total).slice(0));

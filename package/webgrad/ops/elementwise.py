@@ -69,12 +69,16 @@ def cast_to(tensor: Any, dtype: str) -> Any:
 
 
 def common_shape(shapes: list[Shape], what: str) -> Shape:
-    """The shape that all broadcast to, or `ShapeError`."""
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        found = " and ".join(map(str, shapes))
-        raise ShapeError(f"{what}: shapes {found} do not broadcast (sizes must match or be 1)") from None
+    """The shape that all broadcast to, or `ShapeError`. (NumPy's own refuses what it could not allocate.)"""
+    rank = max(map(len, shapes))
+    sizes = [1] * rank
+    for shape in shapes:
+        for axis, size in enumerate(shape, rank - len(shape)):
+            if size != 1 and sizes[axis] not in (1, size):
+                found = " and ".join(map(str, shapes))
+                raise ShapeError(f"{what}: shapes {found} do not broadcast (sizes must match or be 1)")
+            sizes[axis] = size if size != 1 else sizes[axis]
+    return tuple(sizes)
 
 
 def broadcast_all(tensors: list[Any], what: str) -> list[Any]:
