@@ -157,7 +157,7 @@ fn wg_head(x: f32) -> f32 {
 fn wg_fmod_size(a: f32, b: f32) -> f32 {
     var rest = wg_abs(a);
     let unit = wg_abs(b);
-    let far = unit * 1.2676506e30; // 2^100 units, so that no quotient overflows
+    let far = unit * 8.507059173023462e37; // 2^126 units, so that no quotient overflows
     for (var turn = 0; (turn < 32) && (rest >= unit); turn++) {
         let step = select(unit, far, rest >= far);
         let guess = wg_head(0.9999997 * (rest / step)); // never above the quotient
