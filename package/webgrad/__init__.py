@@ -9,21 +9,17 @@ from webgrad import nn, optim, web
 from webgrad.arrays import Input
 from webgrad.autograd import append_grad, grad
 from webgrad.compile import (
-    CompiledForward,
-    CompiledModule,
-    Pending,
-    RunResult,
-    StepResult,
     compile_forward,
     compile_module,
     create_forward_runtime,
     create_runtime,
-    destroy_all,
     run,
 )
+from webgrad.compiled import CompiledForward, CompiledModule, Pending, RunResult, StepResult, destroy_all
+from webgrad.compiler.kernels import Schedule
 from webgrad.compiler.plan import Plan, plan_buffers
 from webgrad.compiler.program import Program
-from webgrad.compiler.schedule import Schedule, schedule
+from webgrad.compiler.schedule import schedule
 from webgrad.compiler.target import Target
 from webgrad.errors import (
     CheckpointError,
@@ -50,3 +46,15 @@ from webgrad.wgsl.emit import Kernel, emit_kernels
 from webgrad.wgsl.link import make_program
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError", "CompileError", "CompiledForward", "CompiledModule", "DeviceLostError",
+    "DtypeError", "Graph", "Input", "InputError", "Kernel", "Layout", "Module", "NoAdapterError",
+    "NonFiniteError", "OutOfMemoryError", "ParamHandle", "Params", "Pending", "Plan", "Program",
+    "RunResult", "Schedule", "ShapeError", "StepResult", "Target", "Tensor", "TraceError", "WebgradError",
+    "append_adam", "append_grad", "append_optimizer", "capture", "compile_forward", "compile_module",
+    "create_forward_runtime", "create_runtime", "destroy_all", "emit_kernels", "grad", "make_program",
+    "materialize_params", "metric", "nn", "optim", "param_input", "plan_buffers", "run", "schedule",
+    "set_bridge_url", "state_input", "tensor_input", "trace", "trace_into", "web",
+    *_functional.__all__,
+]  # fmt: skip

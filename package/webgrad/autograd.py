@@ -11,7 +11,8 @@ from typing import Any
 
 from webgrad.errors import DtypeError, ShapeError, TraceError
 from webgrad.ir import Graph, Node
-from webgrad.ops.elementwise import add, constant, zero_like
+from webgrad.ops.elementwise import add, zero_like
+from webgrad.ops.leaves import constant
 from webgrad.ops.movement import broadcast
 from webgrad.tensor import Tensor
 from webgrad.trace import Tracer, current_tracer, trace_into

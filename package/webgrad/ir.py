@@ -111,7 +111,7 @@ def call_site() -> Site:
 class Node:
     """One operation applied to earlier nodes. Immutable; compared and hashed by identity."""
 
-    __slots__ = ("id", "op", "inputs", "attrs", "shape", "dtype", "sites")
+    __slots__ = ("attrs", "dtype", "id", "inputs", "op", "shape", "sites")
 
     id: int
     op: Op

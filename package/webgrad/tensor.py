@@ -89,13 +89,13 @@ class Tensor(Node):
     def __pos__(self) -> Tensor:
         return self
 
-    exp, log, sqrt, rsqrt, tanh, sigmoid = map(_method, "exp log sqrt rsqrt tanh sigmoid".split())
-    relu, abs, square, clip = map(_method, "relu abs square clip".split())
-    sum, mean, max, min, prod = map(_method, "sum mean max min prod".split())
-    argmax, argmin, all, any = map(_method, "argmax argmin all any".split())
-    reshape, flatten, transpose, swapaxes = map(_method, "reshape flatten transpose swapaxes".split())
-    squeeze, expand_dims, broadcast_to = map(_method, "squeeze expand_dims broadcast_to".split())
-    astype, softmax, log_softmax = map(_method, "astype softmax log_softmax".split())
+    exp, log, sqrt, rsqrt, tanh, sigmoid = map(_method, ["exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid"])
+    relu, abs, square, clip = map(_method, ["relu", "abs", "square", "clip"])
+    sum, mean, max, min, prod = map(_method, ["sum", "mean", "max", "min", "prod"])
+    argmax, argmin, all, any = map(_method, ["argmax", "argmin", "all", "any"])
+    reshape, flatten, transpose, swapaxes = map(_method, ["reshape", "flatten", "transpose", "swapaxes"])
+    squeeze, expand_dims, broadcast_to = map(_method, ["squeeze", "expand_dims", "broadcast_to"])
+    astype, softmax, log_softmax = map(_method, ["astype", "softmax", "log_softmax"])
 
     @property
     def T(self) -> Any:

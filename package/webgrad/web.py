@@ -36,6 +36,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
 from webgrad.errors import DtypeError, InputError, ShapeError, WebgradError
 
 __all__ = ["draw_image", "from_js", "in_browser", "next_frame", "publish", "read_canvas", "to_js"]

@@ -35,7 +35,7 @@ class Expr:
     ``lo`` and ``hi`` bound integers; ``free`` names the variables it depends on.
     """
 
-    __slots__ = ("kind", "args", "attr", "dtype", "lo", "hi", "free", "uid")
+    __slots__ = ("args", "attr", "dtype", "free", "hi", "kind", "lo", "uid")
 
     kind: str
     args: tuple[Expr, ...]
@@ -75,7 +75,14 @@ class Indexer:
         self.false = self._make("false", (), None, "bool")
 
     def _make(
-        self, kind: str, args: tuple[Expr, ...], attr: Any, dtype: str = "i32", lo: int = 0, hi: int = 0, key: Any = None
+        self,
+        kind: str,
+        args: tuple[Expr, ...],
+        attr: Any,
+        dtype: str = "i32",
+        lo: int = 0,
+        hi: int = 0,
+        key: Any = None,
     ) -> Expr:
         identity = (kind, tuple(a.uid for a in args), attr if key is None else key, dtype)
         found = self._table.get(identity)
@@ -225,7 +232,7 @@ class Indexer:
             if g == 1:
                 break
             low = self.sum({a: c for a, c in terms.items() if c % g}, constant % g)
-            if 0 <= low.lo and low.hi < g:
+            if low.lo >= 0 and low.hi < g:
                 high = {a: c // g for a, c in terms.items() if c % g == 0}
                 return self.sum(high, constant // g), low, g
         return None

@@ -24,6 +24,7 @@ from webgrad.errors import InputError, OutOfMemoryError
 from webgrad.ir import ITEM_BYTES, STORED_DTYPES, Graph, Layout, Node
 from webgrad.layout import ALIGN, make_layout, round_up
 
+
 @dataclass
 class Plan:
     """Buffers and places. ``place`` maps a stored node or leaf to (buffer, byte offset)."""

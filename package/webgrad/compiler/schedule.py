@@ -15,6 +15,7 @@ acyclic by construction.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
 from webgrad.compiler.kernels import Schedule
 from webgrad.compiler.lower import lower
 from webgrad.compiler.simplify import simplify, storage, uniform_value
@@ -163,7 +164,7 @@ class Scheduler:
             if base in self.stored or (base.op.family in ("leaf", "pack") and self.is_source(base)):
                 (found.linear if linear else found.scattered).add(base)
                 continue
-            straight = linear and x.op.family in ("elementwise", "random") or x.op.name == "reshape"
+            straight = (linear and x.op.family in ("elementwise", "random")) or x.op.name == "reshape"
             stack.extend((y, linear and straight) for y in x.inputs)
         return found
 

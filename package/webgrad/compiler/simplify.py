@@ -216,10 +216,14 @@ def _cast_to_same(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Mapping[
 @rule("multiply", "divide")
 def _times_one(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
     a, b = inputs
-    one = lambda x: (v := uniform_value(x)) is not None and v == 1  # noqa: E731
-    if one(b):
+    if _is_one(b):
         return a
-    return b if op.name == "multiply" and one(a) else None
+    return b if op.name == "multiply" and _is_one(a) else None
+
+
+def _is_one(node: Node) -> bool:
+    value = uniform_value(node)
+    return value is not None and bool(value == 1)
 
 
 @rule("negative", "logical_not")

@@ -7,8 +7,11 @@
     losses       mse, cross_entropy
 """
 
+from webgrad.functional import losses, math, neural, reductions, shape
 from webgrad.functional.losses import *  # noqa: F403
 from webgrad.functional.math import *  # noqa: F403
 from webgrad.functional.neural import *  # noqa: F403
 from webgrad.functional.reductions import *  # noqa: F403
 from webgrad.functional.shape import *  # noqa: F403
+
+__all__ = [*losses.__all__, *math.__all__, *neural.__all__, *reductions.__all__, *shape.__all__]

@@ -97,7 +97,9 @@ class NumpyExecutor:
 class NumpySession:
     """A program on a `NumpyExecutor`."""
 
-    def __init__(self, owner: NumpyExecutor, program: Program, plan: Plan, externals: Mapping[str, int]) -> None:
+    def __init__(
+        self, owner: NumpyExecutor, program: Program, plan: Plan, externals: Mapping[str, int]
+    ) -> None:
         self.owner, self.program, self.plan = owner, program, plan
         self.handles: list[int] = []
         self.own: list[int] = []
@@ -298,7 +300,3 @@ class KernelRun:
         data = raw.view(STORED_DTYPES[node.dtype])
         index = np.clip(self.value(e.args[0]), 0, node.size - 1)
         return data[index].astype(NUMPY_DTYPES[node.dtype])
-
-
-
-

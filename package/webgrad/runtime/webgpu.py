@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
 from webgrad.compiler.target import Target
 from webgrad.errors import (
     CompileError,

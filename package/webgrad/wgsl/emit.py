@@ -41,7 +41,9 @@ def emit_kernels(plan: Plan) -> list[Kernel]:
         bindings = writer.bindings()
         storage = sum(b.access != "uniform" for b in bindings)
         if storage > plan.target.max_storage_buffers:
-            raise CompileError(f"internal error: kernel {number} needs {storage} storage bindings\n{scheduled}")
+            raise CompileError(
+                f"internal error: kernel {number} needs {storage} storage bindings\n{scheduled}"
+            )
         nodes = tuple(n.op.name for n in scheduled.nodes)
         sites = tuple(str(s) for s in scheduled.sites)
         name = f"{scheduled.kind} {number}"

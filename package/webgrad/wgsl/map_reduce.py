@@ -1,8 +1,8 @@
 """Templates of the map and reduce families.
 
-    map      one thread an element
-    reduce   one thread a result, in runs of at most 256 terms, so no chain of roundings is long;
-             or, on hardware adapters, one workgroup a result, combined in shared memory as a tree
+map      one thread an element
+reduce   one thread a result, in runs of at most 256 terms, so no chain of roundings is long;
+         or, on hardware adapters, one workgroup a result, combined in shared memory as a tree
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def grid_of(groups: int, target: Target) -> Grid:
         return max(groups, 1), 1, 1
     rows = -(-groups // target.max_workgroups)
     if rows > target.max_workgroups:
-        raise OutOfMemoryError(f"{groups:,} workgroups are more than the adapter can launch: use smaller tensors")
+        raise OutOfMemoryError(
+            f"{groups:,} workgroups are more than the adapter can launch: use smaller tensors"
+        )
     return -(-groups // rows), rows, 1
 
 

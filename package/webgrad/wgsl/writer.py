@@ -61,7 +61,9 @@ class Block:
 class Slot:
     """One binding of the kernel: a node's bytes, as scalars or as vec4s."""
 
-    def __init__(self, name: str, where: tuple[int, int, int], dtype: str, vector: bool, written: bool) -> None:
+    def __init__(
+        self, name: str, where: tuple[int, int, int], dtype: str, vector: bool, written: bool
+    ) -> None:
         self.name, self.where, self.dtype, self.vector, self.written = name, where, dtype, vector, written
 
 
@@ -142,7 +144,11 @@ class KernelWriter:
                 slot.written |= write
                 return slot
         for slot in self.slots:
-            clash = slot.where[0] == buffer and slot.where[1] < offset + size and offset < slot.where[1] + slot.where[2]
+            clash = (
+                slot.where[0] == buffer
+                and slot.where[1] < offset + size
+                and offset < slot.where[1] + slot.where[2]
+            )
             if clash and buffer in self.written:
                 raise CompileError(
                     f"internal error: a kernel writes buffer {buffer} while another binding of it overlaps"
@@ -175,7 +181,9 @@ class KernelWriter:
             )
         if self.scalars_used:
             words = self._scalar_bytes() // 16
-            lines.append(f"@group(0) @binding({len(self.slots)}) var<uniform> scalars: array<vec4<u32>, {words}>;")
+            lines.append(
+                f"@group(0) @binding({len(self.slots)}) var<uniform> scalars: array<vec4<u32>, {words}>;"
+            )
         return lines
 
     # --- expressions --------------------------------------------------------------------------------
@@ -294,7 +302,7 @@ class KernelWriter:
     def index_text(self, e: Expr, size: int) -> str:
         """An index, clamped unless its bounds show that it is inside."""
         text = self.text(e)
-        return text if 0 <= e.lo and e.hi < size else f"clamp({text}, 0, {max(size - 1, 0)})"
+        return text if e.lo >= 0 and e.hi < size else f"clamp({text}, 0, {max(size - 1, 0)})"
 
     def _load(self, e: Expr) -> str:
         node = e.attr
@@ -324,7 +332,9 @@ class KernelWriter:
 
     # --- module -------------------------------------------------------------------------------------
 
-    def module(self, workgroup: int, threads: int, grid: tuple[int, int, int], shared: list[str] | None = None) -> str:
+    def module(
+        self, workgroup: int, threads: int, grid: tuple[int, int, int], shared: list[str] | None = None
+    ) -> str:
         """The whole module. ``t`` is the thread's flat number; the caller has used it freely."""
         body = self.blocks[0].lines
         flat = "gid.x" if grid[1] == 1 else f"gid.x + gid.y * {grid[0] * workgroup}u"
