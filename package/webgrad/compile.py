@@ -46,16 +46,16 @@ def bind_inputs(forward: Callable[..., Any], names: Sequence[str]) -> Callable[[
         return lambda model, given: forward(model, **given)
     if matching:
         raise InputError(
-            f"inputs {list(names)} match the parameters {named} of {_name(forward)} only in part: name all of "
-            "them alike (by name) or none (by position)"
+            f"inputs {list(names)} match the parameters {named} of {_name(forward)} only in part: name all "
+            "of them alike (by name) or none (by position)"
         )
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     needed = sum(p.default is p.empty for p in positional)
     if not variadic and not needed <= len(names) <= len(positional):
         raise InputError(
-            f"{_name(forward)} takes {len(positional)} inputs after the model, but {len(names)} are declared: "
-            f"{list(names)}"
+            f"{_name(forward)} takes {len(positional)} inputs after the model, but {len(names)} are "
+            f"declared: {list(names)}"
         )
     return lambda model, given: forward(model, *given.values())
 
@@ -94,7 +94,8 @@ def _tensors(result: Any, forward: Any) -> list[Tensor]:
     for item in items:
         if not isinstance(item, Tensor):
             raise TraceError(
-                f"{_name(forward)} must return a tensor, or a tuple or dict of tensors; found {type(item).__name__}"
+                f"{_name(forward)} must return a tensor, or a tuple or dict of tensors; "
+                f"found {type(item).__name__}"
             )
     return items
 

@@ -161,7 +161,8 @@ class Compiled:
         if with_captures is not False:
             if not available:
                 raise InputError(
-                    "with_captures: the program captures nothing: call webgrad.capture(name, tensor) in the forward"
+                    "with_captures: the program captures nothing: call webgrad.capture(name, tensor) in the "
+                    "forward"
                 )
             names = available if with_captures is True else list(with_captures)
             unknown = [n for n in names if n not in available]
@@ -269,7 +270,8 @@ class CompiledModule(Compiled):
             an awaitable of the loss (float), a `StepResult` or None.
 
         Raises:
-            InputError, ShapeError, DtypeError: at the call, before anything is queued; the step does not count.
+            InputError, ShapeError, DtypeError: at the call, before anything is queued; the step does not
+                count.
         """
         session = self._ready()
         rich = full or with_captures is not False

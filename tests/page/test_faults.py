@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-import webgrad as wg
 
+import webgrad as wg
 from tests.page.test_steps import USES, batch
 
 
 def lose_devices():
     """Lose the device, from outside webgrad."""
-    js.gpuCounts.loseDevices()  # noqa: F821
+    js.gpuCounts.loseDevices()
 
 
 def test_no_adapter_is_said_and_auto_falls_back_with_one_warning(page_py):
@@ -18,24 +18,24 @@ def test_no_adapter_is_said_and_auto_falls_back_with_one_warning(page_py):
 
         from webgrad.runtime import webgpu
 
-        lose_devices()  # noqa: F821
+        lose_devices()
         hidden, webgpu._executor = webgpu._executor, None
-        original = js.navigator.gpu.requestAdapter  # noqa: F821
-        js.eval("navigator.gpu.requestAdapter = async () => null")  # noqa: F821
+        original = js.navigator.gpu.requestAdapter
+        js.eval("navigator.gpu.requestAdapter = async () => null")
         try:
             try:
-                await compile_sine()  # noqa: F821
+                await compile_sine()
                 message = "no error"
             except wg.NoAdapterError as error:
                 message = str(error)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                train = await compile_sine(device="auto")  # noqa: F821
-                other = await compile_sine(device="auto")  # noqa: F821
-            loss = await train.step(batch(0))  # noqa: F821
+                train = await compile_sine(device="auto")
+                other = await compile_sine(device="auto")
+            loss = await train.step(batch(0))
             return message, train.device, other.device, [str(w.message) for w in caught], loss
         finally:
-            js.eval("delete navigator.gpu.requestAdapter")  # noqa: F821
+            js.eval("delete navigator.gpu.requestAdapter")
             del original, hidden
 
     message, device, other, warned, loss = page_py(without, uses=[*USES, lose_devices])
@@ -49,18 +49,18 @@ def test_a_device_lost_in_mid_training_ends_every_call_and_training_goes_on_afte
     async def lost():
         import asyncio
 
-        train = await compile_sine()  # noqa: F821
+        train = await compile_sine()
         for i in range(4):
-            await train.step(batch(i))  # noqa: F821
+            await train.step(batch(i))
         checkpoint = await train.state_dict()
-        expected = await train.step(batch(4))  # noqa: F821
-        pending = [train.step(batch(i)) for i in range(3)]  # noqa: F821
-        lose_devices()  # noqa: F821
+        expected = await train.step(batch(4))
+        pending = [train.step(batch(i)) for i in range(3)]
+        lose_devices()
         ends = await asyncio.wait_for(asyncio.gather(*pending, return_exceptions=True), 20)
         later = []
         for call in (
-            lambda: train.step(batch(0)),  # noqa: F821
-            lambda: train.step(batch(0), read_loss=False),  # noqa: F821
+            lambda: train.step(batch(0)),
+            lambda: train.step(batch(0), read_loss=False),
             lambda: train.download_params(),
         ):
             try:
@@ -69,9 +69,9 @@ def test_a_device_lost_in_mid_training_ends_every_call_and_training_goes_on_afte
             except Exception as error:
                 later.append(type(error).__name__)
         train.destroy()
-        again = await compile_sine()  # noqa: F821
+        again = await compile_sine()
         again.load_state_dict(checkpoint)
-        resumed = await again.step(batch(4))  # noqa: F821
+        resumed = await again.step(batch(4))
         return [type(e).__name__ for e in ends], later, expected, resumed
 
     async def _awaited(pending):
@@ -98,7 +98,7 @@ def test_a_broken_kernel_names_the_kernel_the_operation_and_the_users_line(page_
 
         compiler.emit_kernels = spoiled
         try:
-            await compile_sine()  # noqa: F821
+            await compile_sine()
         finally:
             compiler.emit_kernels = emit
 
@@ -113,7 +113,7 @@ def test_a_broken_kernel_names_the_kernel_the_operation_and_the_users_line(page_
 def test_a_tensor_beyond_the_adapter_is_refused_by_name(page_py):
     async def huge():
         await wg.compile_forward(
-            nn.Module,  # noqa: F821
+            nn.Module,
             lambda model, x: wg.reshape(x, -1, 1) * np.ones(70_000, np.float32),
             inputs={"x": (70_000,)},
             device="webgpu",
@@ -125,8 +125,8 @@ def test_a_tensor_beyond_the_adapter_is_refused_by_name(page_py):
 
 def test_the_page_trains_after_the_faults(page_py):
     async def train():
-        program = await compile_sine()  # noqa: F821
-        return [await program.step(batch(i)) for i in range(30)]  # noqa: F821
+        program = await compile_sine()
+        return [await program.step(batch(i)) for i in range(30)]
 
     losses = page_py(train, uses=USES)
     assert losses[-1] < losses[0] / 2

@@ -3,25 +3,31 @@
 from pathlib import Path
 
 import pytest
-from webgrad.runtime.reference import NumpyExecutor
 
 from tests import programs
-from tests.unit.test_programs import assert_close
+from tests.unit.test_programs import assert_close, assert_same_bits
+from webgrad.runtime.reference import NumpyExecutor
 
 SOURCE = Path(programs.__file__).read_text()
 
 
-async def run_in_page(source, name):
+async def run_in_page(source, runner, name):
     """Execute the programs' module once, then run one of them on WebGPU."""
     import __main__
 
     if not hasattr(__main__, "test_programs"):
         __main__.test_programs = {"__name__": "test_programs"}
         exec(compile(source, "programs.py", "exec"), __main__.test_programs)
-    return await __main__.test_programs["run_program"](name, "webgpu")
+    return await __main__.test_programs[runner](name, "webgpu")
 
 
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 async def test_page_agrees_with_float64(page_py, name):
     expected = await programs.run_program(name, NumpyExecutor("graph", float64=True))
-    assert_close(page_py(run_in_page, SOURCE, name), expected, name, relative=1e-4)
+    assert_close(page_py(run_in_page, SOURCE, "run_program", name), expected, name, relative=1e-4)
+
+
+@pytest.mark.parametrize("name", programs.SPECIALS)
+async def test_special_values_are_the_same_bits(page_py, name):
+    expected = await programs.run_special(name, NumpyExecutor("graph"))
+    assert_same_bits(page_py(run_in_page, SOURCE, "run_special", name), expected, name)

@@ -6,14 +6,14 @@ import numpy as np
 def sine_mlp():
     """The sine demo's model and loss: 1-64-64-1, batch 256, Adam."""
 
-    class MLP(nn.Module):  # noqa: F821
+    class MLP(nn.Module):
         def __init__(self):
-            self.l1 = nn.Linear(1, 64, scale=1.0)  # noqa: F821
-            self.l2 = nn.Linear(64, 64, scale=0.15)  # noqa: F821
-            self.l3 = nn.Linear(64, 1, scale=0.15)  # noqa: F821
+            self.l1 = nn.Linear(1, 64, scale=1.0)
+            self.l2 = nn.Linear(64, 64, scale=0.15)
+            self.l3 = nn.Linear(64, 1, scale=0.15)
 
         def __call__(self, x):
-            h = wg.capture("hidden", wg.relu(self.l1(x)))  # noqa: F821
+            h = wg.capture("hidden", wg.relu(self.l1(x)))
             return self.l3(wg.relu(self.l2(h)))
 
     return MLP
@@ -21,11 +21,11 @@ def sine_mlp():
 
 async def compile_sine(device="webgpu", **options):
     """Its training program."""
-    return await wg.compile_module(  # noqa: F821
+    return await wg.compile_module(
         sine_mlp(),
-        lambda model, x, y: wg.mean((model(x) - y) ** 2),  # noqa: F821
+        lambda model, x, y: wg.mean((model(x) - y) ** 2),
         inputs={"x": (256, 1), "y": (256, 1)},
-        optimizer=wg.optim.Adam(lr=5e-3),  # noqa: F821
+        optimizer=wg.optim.Adam(lr=5e-3),
         device=device,
         **options,
     )
@@ -42,11 +42,11 @@ USES = [sine_mlp, compile_sine, batch]
 
 def test_a_step_is_one_submission_one_pass_and_one_map(page_py, gpu_counts):
     async def start():
-        keep["train"] = await compile_sine()  # noqa: F821
-        return [await keep["train"].step(batch(i)) for i in range(3)]  # noqa: F821
+        keep["train"] = await compile_sine()
+        return [await keep["train"].step(batch(i)) for i in range(3)]
 
     async def ten():
-        return [await keep["train"].step(batch(i)) for i in range(10)]  # noqa: F821
+        return [await keep["train"].step(batch(i)) for i in range(10)]
 
     page_py(start, uses=USES)
     before = gpu_counts()
@@ -59,12 +59,12 @@ def test_a_step_is_one_submission_one_pass_and_one_map(page_py, gpu_counts):
 
 def test_500_steps_leave_memory_and_proxies_as_they_were(page_py, gpu_counts, proxy_counts):
     async def start():
-        keep["train"] = await compile_sine()  # noqa: F821
+        keep["train"] = await compile_sine()
         for i in range(20):
-            await keep["train"].step(batch(i), with_captures=i % 2 == 0)  # noqa: F821
+            await keep["train"].step(batch(i), with_captures=i % 2 == 0)
 
     async def many():
-        train = keep["train"]  # noqa: F821
+        train = keep["train"]
         for i in range(500):
             loss = await train.step(batch(i), with_captures=i % 50 == 0)
         return loss
@@ -82,8 +82,8 @@ def test_the_loss_is_bit_identical_with_and_without_captures(page_py):
     async def both():
         losses = []
         for with_captures in (False, True):
-            train = await compile_sine()  # noqa: F821
-            results = [await train.step(batch(i), with_captures=with_captures) for i in range(8)]  # noqa: F821
+            train = await compile_sine()
+            results = [await train.step(batch(i), with_captures=with_captures) for i in range(8)]
             losses.append([r.loss if with_captures else r for r in results])
         return losses, results[-1].captures["hidden"]
 
@@ -94,12 +94,12 @@ def test_the_loss_is_bit_identical_with_and_without_captures(page_py):
 
 def test_steps_that_read_nothing_run_ahead_with_back_pressure(page_py, gpu_counts):
     async def quiet():
-        train = await compile_sine()  # noqa: F821
+        train = await compile_sine()
         for i in range(60):
-            assert await train.step(batch(i), read_loss=False) is None  # noqa: F821
-        last = await train.step(batch(60))  # noqa: F821
-        again = await compile_sine()  # noqa: F821
-        loud = [await again.step(batch(i)) for i in range(61)]  # noqa: F821
+            assert await train.step(batch(i), read_loss=False) is None
+        last = await train.step(batch(60))
+        again = await compile_sine()
+        loud = [await again.step(batch(i)) for i in range(61)]
         return last, loud[-1], train.t
 
     last, loud, t = page_py(quiet, uses=USES)
@@ -111,17 +111,17 @@ def test_calls_awaited_together_run_in_call_order(page_py):
     async def together():
         import asyncio
 
-        train = await compile_sine()  # noqa: F821
-        pending = [train.step(batch(i)) for i in range(5)]  # noqa: F821
+        train = await compile_sine()
+        pending = [train.step(batch(i)) for i in range(5)]
         train.set(lr=0.0)
-        pending += [train.step(batch(5)), train.step(batch(5))]  # noqa: F821
+        pending += [train.step(batch(5)), train.step(batch(5))]
         return await asyncio.gather(*pending)
 
     async def one_by_one():
-        train = await compile_sine()  # noqa: F821
-        losses = [await train.step(batch(i)) for i in range(5)]  # noqa: F821
+        train = await compile_sine()
+        losses = [await train.step(batch(i)) for i in range(5)]
         train.set(lr=0.0)
-        return losses + [await train.step(batch(5)), await train.step(batch(5))]  # noqa: F821
+        return [*losses, await train.step(batch(5)), await train.step(batch(5))]
 
     losses = page_py(together, uses=USES)
     assert losses == page_py(one_by_one, uses=USES)
@@ -130,8 +130,8 @@ def test_calls_awaited_together_run_in_call_order(page_py):
 
 def test_a_forward_that_shares_parameters_sees_each_step(page_py):
     async def shared():
-        train = await compile_sine()  # noqa: F821
-        infer = await wg.compile_forward(  # noqa: F821
+        train = await compile_sine()
+        infer = await wg.compile_forward(
             sine_mlp(), lambda model, x: model(x), inputs={"x": (256, 1)}, shared_params=train.params
         )
         data = batch(0)

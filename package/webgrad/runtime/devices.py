@@ -46,8 +46,8 @@ async def open_executor(device: str | Executor) -> Executor:
 async def _open_webgpu() -> Executor:
     if sys.platform != "emscripten":
         raise NoAdapterError(
-            "WebGPU needs a browser: this Python runs outside one. Run the program in a page through Pyodide, "
-            'or use device="numpy"'
+            "WebGPU needs a browser: this Python runs outside one. Run the program in a page through "
+            'Pyodide, or use device="numpy"'
         )
     from webgrad.runtime.webgpu import open_webgpu
 

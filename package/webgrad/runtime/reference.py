@@ -177,7 +177,7 @@ class NumpySession:
         for number, spec in enumerate(self.program.buffers):
             if spec.kind == "owned" and spec.zero == "never":
                 self.owner.heap[self.handles[number]][:] = POISON
-        kernels = [k for k in self.plan.schedule.kernels]
+        kernels = self.plan.schedule.kernels
         for number in self.program.entries[entry]:
             KernelRun(self, kernels[number]).run()
         found = {name: self.program.ranges[name] for name in reads}
