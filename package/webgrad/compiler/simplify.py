@@ -226,6 +226,11 @@ def _is_one(node: Node) -> bool:
     return value is not None and bool(value == 1)
 
 
+@rule("integer_pow")
+def _power_of_one(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
+    return inputs[0] if attrs["exponent"] == 1 else None
+
+
 @rule("negative", "logical_not")
 def _twice(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
     return inputs[0].inputs[0] if inputs[0].op is op else None
