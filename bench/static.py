@@ -1,0 +1,70 @@
+"""What the compiler makes of the workloads, without a browser.
+
+``python -m bench.static [--target=software|hardware] [--json] [--show=W1]`` prints dispatches, modules, peak bytes,
+bytes moved, floating-point operations and compile seconds of each training step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from bench.workloads import WORKLOADS
+from webgrad.compile import build_training
+from webgrad.compiled import IR
+from webgrad.compiler.kernels import Contraction, Reduction
+from webgrad.compiler.target import Target
+from webgrad.ir import numel
+
+
+def measure(name: str, adapter_class: str) -> tuple[dict[str, Any], IR]:
+    """Counts of one workload, and its stages."""
+    w = WORKLOADS[name]
+    start = time.perf_counter()
+    ir = build_training(w.model, w.loss, w.inputs, w.optimizer, 0, Target(adapter_class)).ir
+    seconds = time.perf_counter() - start
+    moved = sum(b.size for k in ir.program.kernels for b in k.bindings if b.access != "uniform")
+    return {
+        "dispatches": len(ir.program.kernels),
+        "modules": len(ir.program.modules),
+        "pipelines": len({(k.module, tuple(b.access for b in k.bindings)) for k in ir.program.kernels}),
+        "peak_bytes": sum(b.bytes for b in ir.program.buffers),
+        "bytes_moved": moved,
+        "flops": sum(_flops(k) for k in ir.schedule.kernels),
+        "compile_s": round(seconds, 3),
+    }, ir
+
+
+def _flops(kernel: Any) -> int:
+    """Arithmetic of one kernel: exact for products, one operation per term or element elsewhere."""
+    body = kernel.body
+    if isinstance(body, Contraction):
+        return 2 * body.batch * body.m * body.n * body.k
+    return numel(kernel.space) * (body.length if isinstance(body, Reduction) else len(kernel.nodes))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", choices=("software", "hardware"), default="software")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--show", choices=WORKLOADS, help="print one workload's schedule and plan")
+    options = parser.parse_args()
+    if options.show:
+        _, ir = measure(options.show, options.target)
+        print(ir.schedule, ir.plan, sep="\n")
+        return
+    table = {name: measure(name, options.target)[0] for name in WORKLOADS}
+    if options.json:
+        print(json.dumps(table))
+        return
+    columns = list(table["W1"])
+    print(f"{'':4}" + "".join(f"{c:>14}" for c in columns))
+    for name, row in table.items():
+        print(f"{name:4}" + "".join(f"{row[c]:>14,}" for c in columns))
+
+
+if __name__ == "__main__":
+    main()
