@@ -26,7 +26,7 @@ from webgrad.runtime.executor import Bytes, Stats
 
 if TYPE_CHECKING:
     from webgrad.compiler.plan import Plan
-    from webgrad.compiler.program import KernelSpec, Program
+    from webgrad.compiler.program import Program
 
 Value = TypeVar("Value")
 
@@ -34,6 +34,13 @@ Value = TypeVar("Value")
 SOFTWARE_NAMES = ("swiftshader", "llvmpipe", "lavapipe", "softpipe", "basic render")
 #: every device grants this many; more would shut some adapters out
 STORAGE_BUFFERS = 8
+
+NO_ADAPTER_REMEDY = (
+    "WebGPU needs a page served over https or from localhost, a recent Chrome, Edge, Safari or Firefox, and "
+    "a graphics driver that the browser trusts (see chrome://gpu; Chrome on Linux needs the flag "
+    "--enable-unsafe-webgpu, and --use-webgpu-adapter=swiftshader to compute on the processor). "
+    "Or use device='numpy', without a GPU"
+)
 
 _bridge_url: str | None = None
 _bridge_module: Any = None
@@ -109,7 +116,7 @@ class WebGPUExecutor:
         import pyodide_js
 
         self._bridge = bridge
-        bridge.attach(pyodide_js._module)
+        bridge.heap = pyodide_js._module
         info: dict[str, Any] = bridge.info().to_py()
         self.adapter: Mapping[str, Any] = info
         self.target = target_of(info)
@@ -146,7 +153,7 @@ class WebGPUExecutor:
         import js
         from pyodide.ffi import to_js
 
-        blobs = to_js([memoryview(blob) for blob in program.blobs])
+        blobs = to_js([memoryview(blob + bytes(-len(blob) % 4)) for blob in program.blobs])
         keys = to_js(dict(externals), dict_converter=js.Object.fromEntries)
         reply = (await self._bridge.create(program.to_json(), blobs, keys)).to_py()
         if not reply["ok"]:
@@ -278,25 +285,39 @@ def error_from(failure: Mapping[str, Any], program: Program | None = None) -> We
     """The exception for a failure that the bridge reports."""
     kind, message = failure["kind"], failure["message"]
     if kind == "no-adapter":
-        return NoAdapterError(f"{message}. Or compute without a GPU: device='numpy'")
+        return NoAdapterError(f"{message}. {NO_ADAPTER_REMEDY}")
     if kind == "lost":
         return DeviceLostError(f"{message}. Compile again, from a checkpoint, to go on")
     if kind == "oom":
         return OutOfMemoryError(f"{message}. Free programs with destroy(), or use a smaller batch or model")
     if program is not None and "kernel" in failure:
-        return CompileError(_kernel_report(program.kernels[failure["kernel"]], failure))
+        return CompileError(_kernel_report(program, failure))
     if kind in ("validation", "wgsl"):
         return CompileError(f"the GPU refused work: {message}")
     return WebgradError(f"the GPU driver failed: {message}")
 
 
-def _kernel_report(kernel: KernelSpec, failure: Mapping[str, Any]) -> str:
+def _kernel_report(program: Program, failure: Mapping[str, Any]) -> str:
+    """What a kernel computes, for which lines of the user, and the WGSL at the first error."""
+    kernel = program.kernels[failure["kernel"]]
     lines = [f"kernel {kernel.name!r} (number {failure['kernel']}) could not be built"]
-    lines += [f"  {message}" for message in failure.get("messages") or [failure["message"]]]
     if kernel.nodes:
         lines.append(f"  it computes {', '.join(kernel.nodes)}")
     if kernel.sites:
         lines.append(f"  from {'; '.join(kernel.sites)}")
-    if "wgsl" in failure:
-        lines += ["  its WGSL there:", failure["wgsl"]]
+    places = failure.get("places") or []
+    lines += [f"  WGSL line {p['line']}:{p['column']}: {p['message']}" for p in places]
+    if not places:
+        lines.append(f"  {failure['message']}")
+    elif places[0]["line"]:
+        lines += quoted(program.modules[kernel.module], places[0]["line"], places[0]["column"])
     return "\n".join(lines)
+
+
+def quoted(text: str, line: int, column: int, around: int = 3) -> list[str]:
+    """The numbered lines about ``line`` (from 1), with a mark under ``column`` (from 1)."""
+    first = max(1, line - around)
+    shown = text.split("\n")[first - 1 : line + around]
+    numbered = [f"  {number:4} | {code}" for number, code in enumerate(shown, first)]
+    numbered.insert(line - first + 1, f"       | {'^':>{max(1, column)}}")
+    return numbered
