@@ -33,7 +33,7 @@ const bytesOf = (buffers) => sum(buffers.map(({ bytes }) => bytes));
 const getOrMake = (map, key, make) => map.get(key) ?? map.set(key, make()).get(key);
 const accessesOf = (bindings) => bindings.map(({ access }) => access).join();
 
-const shared = (globalThis[Symbol.for("webgrad.bridge")] ??= { opening: null }); // by all copies of this file
+const shared = (globalThis.webgradBridge ??= { open, opening: null }); // by Python, and all copies of this file
 
 /** The bridge that this page or worker shares, or a failure; tries anew after a failure or a lost device. */
 export async function open(options = {}) {

@@ -6,7 +6,15 @@ The program of `doubler` has uploaded ``x`` and kept ``total`` (which counts the
 
 import pytest
 
-from webgrad.errors import CompileError, DeviceLostError, InputError, NoAdapterError, OutOfMemoryError
+from tests.browser import PageLog
+from webgrad.errors import (
+    CompileError,
+    DeviceLostError,
+    InputError,
+    NoAdapterError,
+    OutOfMemoryError,
+    WebgradError,
+)
 
 
 def doubler(size=64, **changes):
@@ -595,12 +603,75 @@ def test_the_bridge_may_come_from_an_address(page_py):
         from webgrad.runtime import webgpu
 
         (await webgpu.open_webgpu()).close()
+        del js.webgradBridge
         webgpu.set_bridge_url(url)
         try:
             _, session = await load(doubler())
             result = await session.run("step", uploaded(np.ones(64)), ("first",))
         finally:
             webgpu.set_bridge_url(None)
-        return float(result["first"].view(np.float32)[0])
+        addresses = [entry.name for entry in js.performance.getEntriesByType("resource")]
+        return float(result["first"].view(np.float32)[0]), addresses[-1].endswith(url)
 
-    assert page_py(run, "/web/bridge.mjs", uses=USES) == 2
+    assert page_py(run, "/web/bridge.mjs", uses=USES) == (2, True)
+    with page_py.expect_errors("404"), pytest.raises(WebgradError, match="set_bridge_url"):
+        page_py(run, "/web/no-bridge.mjs", uses=USES)
+    assert page_py("from webgrad.runtime.webgpu import open_webgpu\nreturn (await open_webgpu()).alive")
+
+
+def test_a_page_with_a_strict_content_security_policy(browser, server):
+    log = PageLog()
+    program = """
+from webgrad.runtime import webgpu
+webgpu.set_bridge_url("/web/bridge.mjs")
+executor = await webgpu.open_webgpu()
+answer = executor.adapter["architecture"]
+"""
+    files = {
+        "strict.html": '<!doctype html><script type="module" src="strict.mjs"></script>',
+        "strict.mjs": f"""import {{ boot }} from "/web/boot.mjs";
+            const app = boot({{ python: {program!r} }});
+            globalThis.answer = app.then(({{ pyodide }}) => pyodide.globals.get("answer"));""",
+    }
+
+    async def visit():
+        page = await browser.new_page(log)
+
+        async def serve(route):
+            name = route.request.url.rsplit("/", 1)[1]
+            policy = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'"
+            kind = "text/html" if name.endswith("html") else "text/javascript"
+            await route.fulfill(
+                body=files[name], headers={"content-security-policy": policy, "content-type": kind}
+            )
+
+        await page.route("**/strict.*", serve)
+        await page.goto(server.url + "strict.html")
+        await page.wait_for_function("globalThis.answer")
+        try:
+            return await page.evaluate("answer")
+        finally:
+            await browser.close_page(page)
+
+    assert browser.run(visit(), 60) == "swiftshader"
+    assert log.errors == []
+
+
+def test_a_worker_has_a_device_of_its_own(page_py):
+    program = """
+async def answer():
+    import numpy as np
+    from webgrad.runtime.webgpu import open_webgpu
+
+    executor = await open_webgpu()
+    handle = executor.allocate(16, "arena")
+    executor.write(handle, 0, np.arange(4, dtype=np.float32))
+    return (await executor.read(handle, 0, 16)).view(np.float32)
+"""
+    answer = page_py.evaluate(f"""import("/web/boot.mjs").then(async ({{ boot }}) => {{
+        const app = await boot({{ worker: true, python: {program!r} }});
+        const answer = await app.call("answer");
+        await app.terminate();
+        return [...answer];
+    }})""")
+    assert answer == [0, 1, 2, 3]

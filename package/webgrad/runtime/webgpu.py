@@ -7,6 +7,7 @@ module imports anywhere; only `open_webgpu` needs Pyodide.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -43,19 +44,18 @@ NO_ADAPTER_REMEDY = (
 )
 
 _bridge_url: str | None = None
-_bridge_module: Any = None
 _executor: WebGPUExecutor | None = None
 
 
 def set_bridge_url(url: str | None) -> None:
-    """Load ``bridge.mjs`` from ``url`` instead of from the package.
+    """Load ``bridge.mjs`` from ``url``, relative to the page, instead of from the package.
 
     For pages whose Content-Security-Policy allows no ``blob:`` scripts; call it before anything is
-    compiled. A relative address is relative to the page. ``None`` means the package's own again.
+    compiled. (A worker with a policy against ``eval`` must import ``bridge.mjs`` in its own script; then
+    nothing is loaded here at all.) ``None`` means the package's own again.
     """
-    global _bridge_url, _bridge_module
-    if url != _bridge_url:
-        _bridge_url, _bridge_module = url, None
+    global _bridge_url
+    _bridge_url = url
 
 
 async def open_webgpu() -> WebGPUExecutor:
@@ -66,45 +66,82 @@ async def open_webgpu() -> WebGPUExecutor:
     global _executor
     if _executor is not None and _executor.alive:
         return _executor
-    module = await _load_bridge()
-    bridge = await module.open()
+    try:
+        import js
+        import pyodide_js
+    except ImportError:
+        raise NoAdapterError(f"this Python runs outside a browser. {NO_ADAPTER_REMEDY}") from None
+    if not hasattr(js, "webgradBridge"):
+        await _load_bridge()
+    bridge = await js.webgradBridge.open()
     if not bridge.ok:
         raise error_from(bridge.to_py())
     if _executor is None or not _executor.alive:  # another task may have been quicker
+        bridge.heap = pyodide_js._module
         _executor = WebGPUExecutor(bridge)
     return _executor
 
 
-async def _load_bridge() -> Any:
-    """The bridge's JavaScript module, loaded at the first call."""
-    global _bridge_module
-    if _bridge_module is not None:
-        return _bridge_module
+async def _load_bridge() -> None:
+    """Run ``bridge.mjs``, which sets ``globalThis.webgradBridge``."""
+    import js
+    from pyodide.ffi import JsException, to_js
+
+    made = None
+    if _bridge_url is None:
+        from importlib.resources import files
+
+        text = files("webgrad").joinpath("bridge.mjs").read_text("utf-8")
+        options = to_js({"type": "text/javascript"}, dict_converter=js.Object.fromEntries)
+        made = js.URL.createObjectURL(js.Blob.new(to_js([text]), options))
+    url = made or js.URL.new(_bridge_url, js.document.baseURI if _has_document() else js.location.href).href
     try:
-        import js
-        from pyodide.code import run_js
-        from pyodide.ffi import to_js
-    except ImportError:
-        raise NoAdapterError(
-            "WebGPU is reached through a browser's Pyodide, and this Python runs elsewhere: "
-            "use device='auto' or device='numpy'"
+        if _has_document():
+            await _load_script(url)
+        else:
+            from pyodide.code import run_js
+
+            await run_js("(url) => import(url)")(url)
+    except (JsException, RuntimeError) as error:
+        raise WebgradError(
+            f"webgrad's bridge.mjs could not be loaded from {url} ({error}). If this page has a "
+            "Content-Security-Policy, serve the file yourself and call webgrad.set_bridge_url(its address)"
         ) from None
-    import_module = run_js("(url) => import(url)")
-    if _bridge_url is not None:
-        base = js.document.baseURI if hasattr(js, "document") else js.location.href
-        _bridge_module = await import_module(js.URL.new(_bridge_url, base).href)
-        return _bridge_module
-
-    from importlib.resources import files
-
-    text = files("webgrad").joinpath("bridge.mjs").read_text("utf-8")
-    options = to_js({"type": "text/javascript"}, dict_converter=js.Object.fromEntries)
-    url = js.URL.createObjectURL(js.Blob.new(to_js([text]), options))
-    try:
-        _bridge_module = await import_module(url)
     finally:
-        js.URL.revokeObjectURL(url)
-    return _bridge_module
+        if made:
+            js.URL.revokeObjectURL(made)
+
+
+def _has_document() -> bool:
+    import js
+
+    return hasattr(js, "document") and bool(getattr(js.document, "head", None))
+
+
+async def _load_script(url: str) -> None:
+    """Run a JavaScript module in the page, without ``eval``, which a Content-Security-Policy may forbid."""
+    import js
+    from pyodide.ffi import create_proxy
+
+    loaded = asyncio.get_running_loop().create_future()
+
+    def end(event: Any) -> None:
+        if event.type == "error":
+            loaded.set_exception(RuntimeError("the browser refused or did not find it"))
+        else:
+            loaded.set_result(None)
+
+    listener = create_proxy(end)
+    script = js.document.createElement("script")
+    script.type, script.src = "module", url
+    script.onload = script.onerror = listener
+    js.document.head.append(script)
+    try:
+        await loaded
+    finally:
+        script.onload = script.onerror = None
+        script.remove()
+        listener.destroy()
 
 
 class WebGPUExecutor:
@@ -113,10 +150,7 @@ class WebGPUExecutor:
     name = "webgpu"
 
     def __init__(self, bridge: Any) -> None:
-        import pyodide_js
-
         self._bridge = bridge
-        bridge.heap = pyodide_js._module
         info: dict[str, Any] = bridge.info().to_py()
         self.adapter: Mapping[str, Any] = info
         self.target = target_of(info)
