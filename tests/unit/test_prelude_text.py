@@ -3,6 +3,7 @@
 import re
 
 import pytest
+
 from webgrad.wgsl.prelude import FUNCTIONS, PRELUDE, source_for, used_in
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from webgrad import rng
 
 # The known-answer vectors published with Random123: key, counter, result.

@@ -8,6 +8,7 @@ true. So these functions
   choice into a float last, so that no float constant or float operation has to carry a NaN;
 - compute by range reduction and a polynomial of our own (minimax fits, coefficients rounded to f32 one
   after the other), to a few units in the last place;
+- choose with ``select`` and do not branch: a software adapter runs both sides of a branch anyway;
 - never add and subtract a big number to round, nor need a fused multiply-add, though one may happen.
 
 They rely on this much: +, − and × round correctly and ÷ is good to 2.5 ulp where nothing under- or
@@ -129,23 +130,15 @@ fn wg_to_u32(x: f32) -> u32 {
 
 // a / b; x/0 is infinite, 0/0 NaN.
 fn wg_div(a: f32, b: f32) -> f32 {
-    let size_b = bitcast<u32>(b) & 0x7fffffffu;
-    if (size_b - 0x00800000u < 0x7e000000u) { // 2^-126 <= |b| < 2^126: the built-in holds
-        return a / b;
-    }
-    return wg_div_edge(a, b);
-}
-
-// a / b where b is zero, not finite, or so large that its reciprocal is denormal.
-fn wg_div_edge(a: f32, b: f32) -> f32 {
     let size_a = bitcast<u32>(a) & 0x7fffffffu;
     let size_b = bitcast<u32>(b) & 0x7fffffffu;
+    let shrink = select(1.0, 0.25, size_b >= 0x7e800000u); // so that no reciprocal is denormal
+    let quotient = bitcast<u32>((shrink * a) / (shrink * b));
+    let by_zero = select(0x7f800000u, 0x7fc00000u, size_a - 0x00800000u > 0x7f000000u);
+    let by_infinity = select(0u, 0x7fc00000u, size_a >= 0x7f800000u);
+    let edge = select(select(by_zero, by_infinity, size_b == 0x7f800000u), 0x7fc00000u, size_b > 0x7f800000u);
     let sign = (bitcast<u32>(a) ^ bitcast<u32>(b)) & 0x80000000u;
-    var bits = bitcast<u32>((0.25 * a) / (0.25 * b));
-    bits = select(bits, sign, size_b == 0x7f800000u);
-    bits = select(bits, sign | 0x7f800000u, (size_b < 0x00800000u) || (size_a == 0x7f800000u));
-    let invalid = ((size_a < 0x00800000u) && (size_b < 0x00800000u)) || (min(size_a, size_b) == 0x7f800000u);
-    return bitcast<f32>(select(bits, 0x7fc00000u, invalid || wg_unordered(a, b)));
+    return bitcast<f32>(select(sign | edge, quotient, size_b - 0x00800000u < 0x7f000000u));
 }
 
 // The first 12 of x's 24 significant bits, so that products of two such numbers are exact.
@@ -360,46 +353,12 @@ fn wg_erf(x: f32) -> f32 {
     return bitcast<f32>((bitcast<u32>(value) & 0x7fffffffu) | (bitcast<u32>(x) & 0x80000000u));
 }
 
-// (r, n mod 4) with x = n pi/2 + r and |r| <= pi/4, for finite x.
+// (r, n mod 4) with x = n pi/2 + r and |r| <= pi/4. Right to 1e-7 for |x| <= 1e4; with more, digits get lost,
+// and beyond 2^22 all of them.
 fn wg_quarter_turns(x: f32) -> vec2<f32> {
-    if ((bitcast<u32>(x) & 0x7fffffffu) >= 0x46000000u) { // |x| >= 8192
-        return wg_quarter_turns_big(x);
-    }
     let n = floor(x * 0.6366197723675814 + 0.5);
     let r = ((x - n * 1.5703125) - n * 0.0004837513) - n * 7.54979e-8; // two exact products
-    return vec2<f32>(r, f32(i32(n) & 3i));
-}
-
-// The same by integers, exact to 2^-32: |x| = m 2^e, and only 96 bits of 2/pi matter to m 2^e 2/pi mod 4.
-fn wg_quarter_turns_big(x: f32) -> vec2<f32> {
-    let bits = bitcast<u32>(x);
-    let m = (bits & 0x007fffffu) | 0x00800000u;
-    let first = ((bits >> 23u) & 255u) - 120u; // e - 2, counted in bits of the table, whose first 32 are 0
-    var two_over_pi = array<u32, 8>(0u, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u,
-        0x3c439041u, 0xfe5163abu);
-    let word = min(first >> 5u, 4u);
-    let shift = first & 31u;
-    let back = (32u - shift) & 31u;
-    let mask = select(0xffffffffu, 0u, shift == 0u);
-    let a = (two_over_pi[word] << shift) | ((two_over_pi[word + 1u] >> back) & mask);
-    let b = (two_over_pi[word + 1u] << shift) | ((two_over_pi[word + 2u] >> back) & mask);
-    let c = (two_over_pi[word + 2u] << shift) | ((two_over_pi[word + 3u] >> back) & mask);
-    let carry = wg_high_product(c, m);
-    let middle = b * m + carry;
-    let top = a * m + wg_high_product(b, m) + select(0u, 1u, middle < carry);
-    let fraction = (top << 2u) | (middle >> 30u); // of a quarter turn; its upper half counts from the next
-    let n = (top >> 30u) + (fraction >> 31u);
-    let r = f32(bitcast<i32>(fraction)) * 3.6572953e-10; // pi/2 / 2^32
-    let negative = (bits >> 31u) == 1u;
-    return vec2<f32>(select(r, -r, negative), f32(select(n, 0u - n, negative) & 3u));
-}
-
-// The upper 32 bits of a * b.
-fn wg_high_product(a: u32, b: u32) -> u32 {
-    let low = (a & 0xffffu) * (b & 0xffffu);
-    let cross = (a >> 16u) * (b & 0xffffu) + (low >> 16u);
-    let other = (a & 0xffffu) * (b >> 16u) + (cross & 0xffffu);
-    return (a >> 16u) * (b >> 16u) + (cross >> 16u) + (other >> 16u);
+    return vec2<f32>(select(0.0, r, abs(r) < 0.8), f32(i32(n) & 3i));
 }
 
 // sin(r + n pi/2) for |r| <= pi/4.
