@@ -49,6 +49,11 @@ fn wg_isfinite(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7fffffffu) < 0x7f800000u;
 }
 
+// `value`, but NaN where x is. (Adapters make a maximum of select(x, 1.0, x < 1.0), and lose the NaN.)
+fn wg_with_nan_of(x: f32, value: f32) -> f32 {
+    return bitcast<f32>(select(bitcast<u32>(value), 0x7fc00000u, wg_isnan(x)));
+}
+
 // Whether either is NaN.
 fn wg_unordered(a: f32, b: f32) -> bool {
     return max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
@@ -79,14 +84,19 @@ fn wg_min(a: f32, b: f32) -> f32 {
     return bitcast<f32>(select(bitcast<u32>(select(b, a, a < b)), 0x7fc00000u, wg_unordered(a, b)));
 }
 
+// max(x, 0), in whole numbers: what lies from -0 to -infinity becomes 0.
+fn wg_relu(x: f32) -> f32 {
+    let bits = bitcast<u32>(x);
+    return bitcast<f32>(select(bits, 0u, bits - 0x80000000u <= 0x7f800000u));
+}
+
 fn wg_abs(x: f32) -> f32 {
     return bitcast<f32>(bitcast<u32>(x) & 0x7fffffffu);
 }
 
 // -1, 0 or 1; NaN stays NaN.
 fn wg_sign(x: f32) -> f32 {
-    let sign = select(select(0.0, 1.0, x > 0.0), -1.0, x < 0.0);
-    return bitcast<f32>(select(bitcast<u32>(sign), 0x7fc00000u, wg_isnan(x)));
+    return wg_with_nan_of(x, select(select(0.0, 1.0, x > 0.0), -1.0, x < 0.0));
 }
 
 // |magnitude| with the sign of the other.
@@ -193,17 +203,17 @@ fn wg_floordiv(a: f32, b: f32) -> f32 {
     return select(select(whole, whole + 1.0, quotient - whole > 0.5), zero, quotient == 0.0);
 }
 
-// As in NumPy, an integer divided by 0 is 0.
+// As in NumPy, an integer divided by 0 is 0. (% of negative numbers is wrong on some adapters.)
 fn wg_floordiv_i32(a: i32, b: i32) -> i32 {
     let divisor = select(b, 1i, b == 0i);
     let quotient = a / divisor;
-    let below = (a % divisor != 0i) && ((a ^ divisor) < 0i);
+    let below = (a != quotient * divisor) && ((a ^ divisor) < 0i);
     return select(select(quotient, quotient - 1i, below), 0i, b == 0i);
 }
 
 fn wg_mod_i32(a: i32, b: i32) -> i32 {
     let divisor = select(b, 1i, b == 0i);
-    let rest = a % divisor;
+    let rest = a - (a / divisor) * divisor;
     return select(rest, rest + divisor, (rest != 0i) && ((rest ^ divisor) < 0i));
 }
 
@@ -249,7 +259,7 @@ fn wg_two_to(n: i32) -> f32 {
     return bitcast<f32>((n + 127i) << 23u);
 }
 
-// e^x for -87.33654 <= x <= 88, and for NaN.
+// e^x for -87.33654 <= x <= 88.
 fn wg_exp_between(x: f32) -> f32 {
     let parts = wg_exp_parts(x);
     return (1.0 + parts.y) * wg_two_to(i32(parts.x));
@@ -260,7 +270,8 @@ fn wg_exp(x: f32) -> f32 {
     let parts = wg_exp_parts(select(low, 89.0, x > 89.0));
     let n = i32(parts.x);
     let half = n >> 1u;
-    return ((1.0 + parts.y) * wg_two_to(half)) * wg_two_to(n - half); // under- and overflows by itself
+    let value = ((1.0 + parts.y) * wg_two_to(half)) * wg_two_to(n - half); // under- and overflows by itself
+    return wg_with_nan_of(x, value);
 }
 
 // e^x - 1.
@@ -269,7 +280,7 @@ fn wg_expm1(x: f32) -> f32 {
     let parts = wg_exp_parts(select(low, 89.0, x > 89.0));
     let half = wg_two_to(i32(parts.x) - 1i);
     let value = 2.0 * (half * parts.y + (half - 0.5));
-    return select(value, x, (bitcast<u32>(x) & 0x7fffffffu) < 0x33000000u); // keeps -0
+    return wg_with_nan_of(x, select(value, x, (bitcast<u32>(x) & 0x7fffffffu) < 0x33000000u)); // keeps -0
 }
 
 fn wg_tanh(x: f32) -> f32 {
@@ -277,7 +288,7 @@ fn wg_tanh(x: f32) -> f32 {
     let parts = wg_exp_parts(2.0 * select(size, 10.0, size > 10.0));
     let scale = wg_two_to(i32(parts.x));
     let t = scale * parts.y + (scale - 1.0); // e^(2|x|) - 1
-    return bitcast<f32>(bitcast<u32>(t / (t + 2.0)) | (bitcast<u32>(x) & 0x80000000u));
+    return wg_with_nan_of(x, wg_copysign(t / (t + 2.0), x));
 }
 
 // 1 / (1 + e^-x).
@@ -285,12 +296,12 @@ fn wg_sigmoid(x: f32) -> f32 {
     let size = wg_abs(x);
     let t = wg_exp_between(-select(size, 87.33654, size > 87.33654));
     let upper = 1.0 / (1.0 + t);
-    return select(select(t * upper, upper, x >= 0.0), 0.0, x < -87.33654);
+    return wg_with_nan_of(x, select(select(t * upper, upper, x >= 0.0), 0.0, x < -87.33654));
 }
 
 // log(1 + e^x).
 fn wg_softplus(x: f32) -> f32 {
-    return select(0.0, x, x > 0.0) + wg_log1p(wg_exp(-wg_abs(x)));
+    return wg_relu(x) + wg_log1p(wg_exp(-wg_abs(x)));
 }
 
 // log(2^k (1 + f)) for sqrt(1/2) <= 1 + f <= sqrt(2).
@@ -350,7 +361,7 @@ fn wg_erf(x: f32) -> f32 {
     t = t * a - 1.1202159;
     t = t * a - 0.0018706605;
     let value = select(1.0 - wg_exp_between(t), a * (1.0 + s), a < 0.9);
-    return bitcast<f32>((bitcast<u32>(value) & 0x7fffffffu) | (bitcast<u32>(x) & 0x80000000u));
+    return wg_with_nan_of(x, wg_copysign(value, x));
 }
 
 // (r, n mod 4) with x = n pi/2 + r and |r| <= pi/4. Right to 1e-7 for |x| <= 1e4; with more, digits get lost,
