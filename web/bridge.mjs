@@ -11,8 +11,8 @@
  *
  * Nothing throws and no promise rejects: what goes wrong comes back as {ok: false, kind, message, ...}, the kind one
  * of "no-adapter", "lost", "oom", "validation", "wgsl", "internal". An error that the device reports later, for work
- * already queued, comes with the next run() or read() to end. Once the device is lost, everything pending and later
- * ends with "lost", and open() asks for a new one. Works in pages and workers; knows no tensors.
+ * already queued, comes with the calls that end next, until a read has told it. Once the device is lost, everything
+ * pending and later ends with "lost", and open() asks for a new one. Works in pages and workers; knows no tensors.
  */
 
 const VERSION = 1; // of the program's JSON
@@ -153,7 +153,7 @@ class Bridge {
   run(id, entry, source, bytes, readset) {
     const program = this.#programs.get(id);
     const steps = program?.entries[entry];
-    const problem = this.#problem() ?? (steps ? null : failure("validation", `program ${id} has no entry ${entry}`));
+    const problem = this.#problem(readset >= 0) ?? (steps ? null : failure("validation", `there is no entry ${entry}`));
     if (problem) return Promise.resolve(problem);
     return this.#attempt(async () => {
       if (bytes) this.#write(program.upload, 0, source, bytes);
@@ -165,7 +165,7 @@ class Bridge {
       this.#submit(encoder, program);
       this.#inFlight.push(this.#queue.onSubmittedWorkDone());
       if (this.#inFlight.length > STEPS_IN_FLIGHT) await this.#inFlight.shift();
-      return this.#problem() ?? { ok: true };
+      return this.#problem(false) ?? { ok: true };
     });
   }
 
@@ -272,10 +272,10 @@ class Bridge {
     pass.end();
   }
 
-  /** What a call must end with: the lost device, or an error reported meanwhile (told once). */
-  #problem() {
+  /** What a call must end with: the lost device, or an error reported meanwhile, told until a read ends with it. */
+  #problem(reads = true) {
     const problem = this.lost ?? this.#fault;
-    this.#fault = null;
+    if (reads) this.#fault = null;
     return problem;
   }
 

@@ -259,11 +259,14 @@ def test_buffers_are_zeroed_written_cleared_and_read_in_order(page_py):
         executor.write(handle, 0, np.arange(1, 7, dtype=np.uint8)[::2])  # three bytes: a word is written
         executor.clear(handle, 12, 8)
         reads.append(executor.read(handle, 0, 40))
+        assert (await executor.read(handle, 0, 3)).tolist() == [1, 3, 5]
         before = executor.stats()
         executor.free(handle)
         executor.free(handle)
         assert before.buffers - executor.stats().buffers == 1
-        return values.tobytes(), [(await read).tobytes() for read in reads]
+        arrays = [await read for read in reads]
+        assert all(array.flags.owndata for array in arrays)
+        return values.tobytes(), [array.tobytes() for array in arrays]
 
     values, (fresh, written, end) = page_py(run)
     assert fresh == bytes(40)
@@ -440,6 +443,9 @@ def test_an_error_on_the_device_comes_with_the_next_result_and_only_once(page_py
         handle = executor.allocate(16, "small")
         executor.write(handle, 64, np.zeros(4, np.float32))  # outside: the device refuses it
         outcomes = []
+        session.run(
+            "step", uploaded(np.ones(64)), ()
+        )  # nobody awaits it, so it must not take the error along
         for _ in range(2):
             try:
                 await session.run("step", uploaded(np.ones(64)), ("first",))

@@ -181,7 +181,7 @@ class WebGPUExecutor:
             raise error_from(reply.to_py())
 
     def read(self, handle: int, offset: int, nbytes: int) -> Awaitable[Bytes]:
-        return Pending(self._bridge.read(handle, offset, nbytes), lambda data: copy_of(data)[:nbytes])
+        return Pending(self._bridge.read(handle, offset, nbytes), lambda data: copy_of(data, nbytes))
 
     async def load(self, program: Program, plan: Plan, externals: Mapping[str, int]) -> WebGPUSession:
         import js
@@ -236,9 +236,9 @@ class WebGPUSession:
         }
 
         def split(data: Any) -> dict[str, Bytes]:
-            whole = copy_of(data)
             if len(slices) == 1:
-                return {reads[0]: whole[slices[reads[0]]]}
+                return {reads[0]: copy_of(data, ranges[0].bytes)}
+            whole = copy_of(data, data.byteLength)
             return {name: whole[part].copy() for name, part in slices.items()}
 
         index = self._bridge.readset(self._handle, to_js([[r.buffer, r.offset, r.bytes] for r in ranges]))
@@ -292,11 +292,11 @@ def whole_words(data: NDArray[Any]) -> NDArray[Any]:
     return np.frombuffer(data.tobytes() + bytes(-data.nbytes % 4), np.uint8)
 
 
-def copy_of(data: Any) -> Bytes:
-    """A Uint8Array's bytes in an array of its own."""
-    array = np.empty(data.byteLength, np.uint8)
+def copy_of(data: Any, nbytes: int) -> Bytes:
+    """The first bytes of a Uint8Array, which is padded to four, in an array of their own."""
+    array = np.empty(-(-nbytes // 4) * 4, np.uint8)
     data.assign_to(array)
-    return array
+    return array if array.size == nbytes else array[:nbytes].copy()
 
 
 def target_of(info: Mapping[str, Any]) -> Target:
