@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from webgrad.errors import DtypeError, InputError, ShapeError
-from webgrad.ir import STORED_DTYPES, Shape, Site, as_dtype, call_site
+from webgrad.ir import STORED_DTYPES, Shape, as_dtype
 
 
 @dataclass(frozen=True)
@@ -51,62 +51,76 @@ def as_input(name: str, value: Any) -> Input:
         return Input(array.shape, array.dtype)
     except (ValueError, TypeError):
         raise InputError(
-            f"input {name!r}: expected a shape, webgrad.Input(shape, dtype) or an example array, found {value!r}"
+            f"input {name!r}: expected a shape, webgrad.Input(shape, dtype) or an example array, "
+            f"found {value!r}"
         ) from None
 
 
 def check_names(given: Mapping[str, Any], expected: Mapping[str, Any], what: str) -> None:
     """Raise `InputError` for missing or unknown names."""
     if not isinstance(given, Mapping):
-        raise InputError(f"{what}: expected a dict of arrays by name, found {type(given).__name__}{_here()}")
+        raise InputError(f"{what}: expected a dict of arrays by name, found {type(given).__name__}")
     missing = [n for n in expected if n not in given]
     unknown = [n for n in given if n not in expected]
     if missing or unknown:
         parts = [f"missing {missing}" if missing else "", f"unknown {unknown}" if unknown else ""]
-        raise InputError(f"{what}: {', '.join(p for p in parts if p)}; expected {list(expected)}{_here()}")
-
-
-def _here() -> str:
-    site: Site = call_site()
-    return f" (at {site})"
+        raise InputError(f"{what}: {', '.join(p for p in parts if p)}; expected {list(expected)}")
 
 
 def convert(
     name: str, value: Any, shape: Shape, dtype: str, bounds: tuple[int, int] | None = None
 ) -> NDArray[Any]:
-    """``value`` as an array of ``shape`` in the stored form of ``dtype``; see the module's text."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiub":
-        raise DtypeError(f"{name!r}: expected numbers, found dtype {array.dtype}{_here()}")
+    """``value`` as an array of ``shape`` in the stored form of ``dtype``; see the module's text.
+
+    ``bounds`` is the range the values must have because the program uses them as ids.
+    """
+    array = as_numbers(name, value)
     if array.shape != shape:
-        raise ShapeError(f"{name!r}: expected shape {shape}, found {array.shape}{_here()}")
+        raise ShapeError(f"{name!r}: expected shape {shape}, found {array.shape}")
     if dtype in ("i32", "u32"):
         if array.dtype.kind == "f":
             raise DtypeError(
                 f"{name!r}: expected {dtype}, found {array.dtype}, which would lose fractions: "
-                f"convert it yourself, for example with .astype(np.int32){_here()}"
+                "convert it yourself, for example with .astype(np.int32)"
             )
-        low, high = (-(2**31), 2**31 - 1) if dtype == "i32" else (0, 2**32 - 1)
-        if bounds is not None:
-            low, high = max(low, bounds[0]), min(high, bounds[1])
-        if array.size and (array.min() < low or array.max() > high):
-            wrong = np.argwhere((array < low) | (array > high))[0]
-            at = f"[{', '.join(map(str, wrong))}]" if wrong.size else ""
-            what = "ids must be in" if bounds is not None else f"{dtype} holds"
-            raise InputError(
-                f"{name!r}{at} = {array[tuple(wrong)]}: {what} {low} to {high}{_here()}"
-            )
+        _check_range(
+            name, array, *((-(2**31), 2**31 - 1) if dtype == "i32" else (0, 2**32 - 1)), f"{dtype} holds"
+        )
     elif dtype == "bool" and array.dtype.kind != "b":
         raise DtypeError(
-            f"{name!r}: expected bool, found {array.dtype}: write the condition, for example mask != 0{_here()}"
+            f"{name!r}: expected bool, found {array.dtype}: write the condition, for example mask != 0"
+        )
+    if bounds is not None:
+        _check_range(
+            name,
+            np.trunc(array) if array.dtype.kind == "f" else array,
+            *bounds,
+            "the program uses it as ids, which must be in",
         )
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, dtype=STORED_DTYPES[dtype]).reshape(shape)
+
+
+def as_numbers(name: str, value: Any) -> NDArray[Any]:
+    """Anything NumPy reads as an array of bools, integers or floats."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # lists of different lengths
+        raise ShapeError(f"{name!r}: NumPy makes no array of this {type(value).__name__}: {error}") from None
+    if array.dtype.kind not in "fiub":
+        raise DtypeError(f"{name!r}: expected numbers, found dtype {array.dtype}")
+    return array
+
+
+def _check_range(name: str, array: NDArray[Any], low: int, high: int, what: str) -> None:
+    if not array.size or (low <= array.min() and array.max() <= high):  # a NaN fails this
+        return
+    wrong = tuple(np.argwhere(~((array >= low) & (array <= high)))[0].tolist())
+    at = f"[{', '.join(map(str, wrong))}]" if wrong else ""
+    raise InputError(f"{name!r}{at} = {array[wrong]}: {what} {low} to {high}")
 
 
 def from_bytes(raw: NDArray[np.uint8], shape: Shape, dtype: str) -> NDArray[Any]:
     """The array stored in ``raw``, C-contiguous and owning its memory."""
     values = raw.view(STORED_DTYPES[dtype]).reshape(shape)
     return values.astype(np.bool_) if dtype == "bool" else np.array(values)
-
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from webgrad.errors import DtypeError, ShapeError, TraceError
+from webgrad.errors import DtypeError, ShapeError
 from webgrad.ir import Graph, Node
 from webgrad.ops.elementwise import add, zero_like
 from webgrad.ops.leaves import constant
@@ -38,10 +38,10 @@ def append_grad(graph: Graph, loss: Node | None = None) -> dict[str, Tensor]:
 def check_loss(loss: Node) -> None:
     """Raise `ShapeError` unless ``loss`` is a rank-0 f32 scalar."""
     if loss.shape != () or loss.dtype != "f32":
-        line = f" (at {loss.sites[0]})" if loss.sites else ""
         raise ShapeError(
-            f"the loss must be a rank-0 f32 scalar, found {loss.dtype} of shape {loss.shape}{line}: "
-            "reduce it with webgrad.mean or webgrad.sum"
+            f"the loss must be a rank-0 f32 scalar, found {loss.dtype} of shape {loss.shape}: "
+            "reduce it with webgrad.mean or webgrad.sum",
+            site=loss.sites[0] if loss.sites else None,
         )
 
 
@@ -54,17 +54,16 @@ def grad(y: Tensor, xs: Tensor | Sequence[Tensor], cotangent: Tensor | None = No
     tracer = current_tracer("webgrad.grad")
     single = isinstance(xs, Tensor)
     targets = [xs] if isinstance(xs, Tensor) else list(xs)
+    for tensor in (y, *targets, *([] if cotangent is None else [cotangent])):
+        tracer.check(tensor, "webgrad.grad")
+        if tensor.dtype != "f32":
+            raise DtypeError(f"webgrad.grad: {tensor!r} has dtype {tensor.dtype}; only f32 has gradients")
     if cotangent is None and y.shape != ():
         raise ShapeError(
             f"webgrad.grad of a tensor of shape {y.shape} needs cotangent= of that shape; or reduce it first"
         )
     if cotangent is not None and cotangent.shape != y.shape:
         raise ShapeError(f"webgrad.grad: the cotangent has shape {cotangent.shape}, y has {y.shape}")
-    for x in targets:
-        if not isinstance(x, Tensor):
-            raise TraceError(f"webgrad.grad differentiates with respect to tensors, not {type(x).__name__}")
-        if x.dtype != "f32":
-            raise DtypeError(f"webgrad.grad: {x!r} has dtype {x.dtype}; only f32 tensors have gradients")
     grads = backward(tracer, y, cotangent, targets)
     return grads[0] if single else grads
 

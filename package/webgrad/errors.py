@@ -1,14 +1,25 @@
 """Every exception webgrad raises on purpose.
 
 Each is a `WebgradError` and also the builtin a caller would guess, so both ``except ShapeError`` and
-``except ValueError`` work. A message says what was expected, what was found, where, and one remedy.
+``except ValueError`` work. A message says what was expected, what was found and one remedy; the user's line
+is added here, so no message needs to find it.
 """
 
 from __future__ import annotations
 
+from webgrad.sites import Site, user_site
+
 
 class WebgradError(Exception):
-    """Base of all webgrad errors."""
+    """Base of all webgrad errors. ``site`` is the user's line: by default the one that is running."""
+
+    def __init__(self, message: str = "", site: Site | None = None) -> None:
+        super().__init__(message)
+        self.site = site or user_site()
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message} (at {self.site})" if self.site else message
 
 
 class TraceError(WebgradError, RuntimeError):

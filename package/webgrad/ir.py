@@ -1,4 +1,4 @@
-"""The graph: dtypes, call sites, nodes. Data only; every other stage reads or extends it.
+"""The graph: dtypes and nodes. Data only; every other stage reads or extends it.
 
     Node(id, op, inputs, attrs, shape, dtype, sites)
     Graph(nodes, outputs, captures, metrics, params, inputs, states, scalars, updates, ...)
@@ -9,8 +9,6 @@ writes: every read of a leaf sees its value from before the step, updates commit
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from webgrad.errors import DtypeError
+from webgrad.sites import Site as Site
 
 if TYPE_CHECKING:
     from webgrad.ops.base import Op
@@ -83,29 +82,6 @@ def strides_of(shape: Sequence[int]) -> Shape:
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
     return tuple(strides)
-
-
-@dataclass(frozen=True)
-class Site:
-    """A line of the user's program."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
-
-
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-
-
-def call_site() -> Site:
-    """The first frame outside webgrad (also in notebooks, PyScript and ``<exec>``)."""
-    frame: Any = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 class Node:

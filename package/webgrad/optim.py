@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from webgrad.errors import InputError
 from webgrad.ir import Graph, Layout, Node
 from webgrad.layout import make_layout
@@ -41,12 +43,16 @@ class Optimizer:
         raise NotImplementedError
 
     def set(self, **hyper: float) -> Optimizer:
-        """A copy with other hyperparameters. Raises `InputError` for unknown names."""
-        known = {f.name for f in fields(self)}
-        for name in hyper:
-            if name not in known:
-                raise InputError(f"{type(self).__name__} has no hyperparameter {name!r}: {sorted(known)}")
-        return replace(self, **hyper)
+        """A copy with other hyperparameters. Raises `InputError` for an unknown name, a value that is no
+        number, and a switch (such as ``nesterov``), which is compiled in.
+        """
+        hot = [f.name for f in fields(self) if not isinstance(getattr(self, f.name), bool)]
+        for name, value in hyper.items():
+            if name not in hot:
+                raise InputError(f"{type(self).__name__} has no hyperparameter {name!r} to set: it has {hot}")
+            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+                raise InputError(f"{name} must be a number, found {value!r}")
+        return replace(self, **{name: float(value) for name, value in hyper.items()})
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,14 @@ _TORCH_NAMES = {
     "to": "astype(dtype)",
     "float": "astype('f32')",
     "type": "astype(dtype)",
+    "t": "T",
+    "mm": "t @ u",
+    "clamp": "clip(low, high)",
+    "pow": "t ** exponent",
+    "masked_fill": "webgrad.where(mask, value, t)",
+    "repeat": "broadcast_to(shape) or webgrad.concat",
+    "clone": "the tensor itself, which is immutable",
+    "contiguous": "the tensor itself: layout is the compiler's",
 }
 
 

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from webgrad.errors import InputError, ShapeError, TraceError, WebgradError
-from webgrad.ir import Graph, Node, Site, as_dtype, call_site
+from webgrad.ir import Graph, Node, as_dtype
 from webgrad.ops import leaves
 from webgrad.ops.base import Op, pop_builder, push_builder
+from webgrad.sites import Site, call_site
 from webgrad.tensor import Tensor
 
 T = TypeVar("T")
@@ -28,23 +29,29 @@ class Tracer:
         self.streams = sum(node.op.name == "random_bits" for node in graph.nodes)
 
     def emit(self, op: Op, inputs: tuple[Any, ...], attrs: Mapping[str, Any]) -> Tensor:
-        """Append ``op(inputs)``; shape errors name the user's line."""
+        """Append ``op(inputs)``; errors name the line the node would come from."""
         sites = self.sites or (call_site(),)
         for value in inputs:
-            if not isinstance(value, Tensor):
-                raise TraceError(f"webgrad.{op.name}: expected a tensor, found {type(value).__name__}")
-            if not (value.id < len(self.graph.nodes) and self.graph.nodes[value.id] is value):
-                raise TraceError(
-                    f"webgrad.{op.name}: {value!r} belongs to another trace ({_where(value)}); "
-                    "a tensor cannot leave the function that made it"
-                )
+            self.check(value, f"webgrad.{op.name}")
         try:
             shape, dtype = op.infer(inputs, attrs)
         except WebgradError as error:
-            raise type(error)(f"{error} (at {sites[0]})") from None
+            error.site = sites[0]
+            raise
         node = Tensor(len(self.graph.nodes), op, inputs, attrs, shape, dtype, sites)
         self.graph.nodes.append(node)
         return node
+
+    def check(self, value: Any, what: str) -> None:
+        """Raise `TraceError` unless ``value`` is a tensor of this trace."""
+        if not isinstance(value, Tensor):
+            raise TraceError(f"{what} takes a tensor, found {type(value).__name__}")
+        if not (value.id < len(self.graph.nodes) and self.graph.nodes[value.id] is value):
+            made = f", made at {value.sites[0]}" if value.sites else ""
+            raise TraceError(
+                f"{what}: {value!r} belongs to another trace{made}: a tensor cannot leave the function that "
+                "made it"
+            )
 
     def pin(self, node: Node) -> None:
         """See `Graph.pinned`."""
@@ -64,10 +71,6 @@ class Tracer:
             yield
         finally:
             self.sites, self.forward = before
-
-
-def _where(node: Node) -> str:
-    return str(node.sites[0]) if node.sites else "unknown line"
 
 
 _current: Tracer | None = None
@@ -109,11 +112,15 @@ def trace(fn: Callable[[], Tensor | Sequence[Tensor]], training: bool = True) ->
     tracer's state is restored.
     """
     graph = Graph()
-    with _installed(Tracer(graph, True, training), "webgrad.trace"):
+    with _installed(Tracer(graph, True, training), "webgrad.trace") as tracer:
         result = fn()
         outputs = (result,) if isinstance(result, Tensor) else result
         if not isinstance(outputs, Sequence) or not all(isinstance(t, Tensor) for t in outputs):
-            raise TraceError(f"the traced function must return a tensor or a sequence of tensors, not {result!r}")
+            raise TraceError(
+                f"the traced function must return a tensor or a sequence of tensors, not {result!r}"
+            )
+        for tensor in outputs:
+            tracer.check(tensor, "an output")
         graph.outputs = tuple(outputs)
     return graph
 
@@ -127,7 +134,9 @@ def trace_into(graph: Graph, fn: Callable[[], T]) -> T:
         return fn()
 
 
-def _declare(table: dict[str, Node], others: tuple[dict[str, Node], ...], name: str, op: Op, **attrs: Any) -> Tensor:
+def _declare(
+    table: dict[str, Node], others: tuple[dict[str, Node], ...], name: str, op: Op, **attrs: Any
+) -> Tensor:
     if any(name in names for names in (table, *others)):
         raise InputError(f"the name {name!r} is declared twice: give every input and parameter its own name")
     tensor = op(name=name, **attrs)
@@ -171,22 +180,44 @@ def scalar_input(name: str, dtype: Any = "f32") -> Tensor:
     return graph.scalars[name]  # type: ignore[return-value]
 
 
+def mark_ids(ids: Node, low: int, high: int, what: str) -> None:
+    """Demand that the integers ``ids`` is made of, through movement and casts alone, lie in [low, high].
+
+    A literal is checked now; an input at every call, on the host (`Graph.id_bounds`): all of its elements, so
+    an input that holds ids holds nothing else. What the graph computes itself is clamped on the device.
+    """
+    bounds = current_tracer(what).graph.id_bounds
+    seen, stack = {ids}, [ids]
+    while stack:
+        node = stack.pop()
+        if node.op.name == "input":
+            name = node.attrs["name"]
+            least, greatest = bounds.get(name, (low, high))
+            bounds[name] = max(least, low), min(greatest, high)
+        elif node.op.name == "const":
+            for value in node.attrs["value"].flat:
+                if not low <= value <= high:
+                    raise InputError(f"{what}: ids must be in {low} to {high}, found {value}")
+        elif node.op.name == "cast" or node.op.family in ("movement", "concat"):
+            stack += [x for x in node.inputs if x not in seen]
+            seen.update(node.inputs)
+
+
 def capture(name: str, tensor: Tensor) -> Tensor:
     """Register ``tensor`` under ``name`` for reading back, and return the very same tensor.
 
     A capture is the value at that point of the forward. Outside the trace of the user's forward this does
-    nothing. Raises `TraceError` for a name used twice.
+    nothing. Raises `TraceError` for a name used twice and for a tensor of another trace.
     """
     if _current is None or not _current.forward:
         return tensor
     captures = _current.graph.captures
     if name in captures:
         raise TraceError(
-            f"the capture name {name!r} is used twice (at {call_site()}): make it unique, for example "
+            f"the capture name {name!r} is used twice: make it unique, for example "
             f'capture(f"{name}.{{i}}", t) in a loop'
         )
-    if not isinstance(tensor, Tensor):
-        raise TraceError(f"webgrad.capture({name!r}, …) takes a tensor, not {type(tensor).__name__}")
+    _current.check(tensor, f"webgrad.capture({name!r}, …)")
     captures[name] = tensor
     return tensor
 
@@ -198,14 +229,13 @@ def metric(name: str, tensor: Tensor) -> Tensor:
     """
     if _current is None or not _current.forward:
         return tensor
-    if not isinstance(tensor, Tensor):
-        raise TraceError(f"webgrad.metric({name!r}, …) takes a tensor, not {type(tensor).__name__}")
+    _current.check(tensor, f"webgrad.metric({name!r}, …)")
     if tensor.size != 1:
         raise ShapeError(
-            f"the metric {name!r} must be a scalar, found shape {tensor.shape} (at {call_site()}): "
+            f"the metric {name!r} must be a scalar, found shape {tensor.shape}: "
             "reduce it with webgrad.mean, or use webgrad.capture for arrays"
         )
     if name in _current.graph.metrics:
-        raise TraceError(f"the metric name {name!r} is used twice (at {call_site()}): make it unique")
+        raise TraceError(f"the metric name {name!r} is used twice: make it unique")
     _current.graph.metrics[name] = tensor
     return tensor

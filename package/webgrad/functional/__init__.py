@@ -1,10 +1,10 @@
 """The public functions on tensors: compositions of primitives, named as NumPy (arrays) and torch (layers).
 
-    math         arithmetic, comparison, activations: one value in, one out
-    shape        reshape, indexing, joining: the same values elsewhere
-    reductions   sum, mean, max, argmax, softmax: many values to one
-    neural       matmul, convolution, pooling, embedding, normalisation, dropout
-    losses       mse, cross_entropy
+math         arithmetic, comparison, activations: one value in, one out
+shape        reshape, indexing, joining: the same values elsewhere
+reductions   sum, mean, max, argmax, softmax: many values to one
+neural       matmul, convolution, pooling, embedding, normalisation, dropout
+losses       mse, cross_entropy
 """
 
 from webgrad.functional import losses, math, neural, reductions, shape

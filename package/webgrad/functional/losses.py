@@ -37,12 +37,12 @@ def cross_entropy(logits: Any, targets: Any, reduction: str = "mean") -> Any:
     logits, targets = as_tensor(logits, "cross_entropy"), as_tensor(targets, "cross_entropy")
     if targets.dtype not in ("i32", "u32"):
         raise DtypeError(
-            f"cross_entropy needs integer targets of shape {logits.shape[:-1]}, found {targets.dtype} of shape "
-            f'{targets.shape}: declare the input with webgrad.Input(shape, "i32")'
+            f"cross_entropy needs integer targets of shape {logits.shape[:-1]}, found {targets.dtype} of "
+            f'shape {targets.shape}: declare the input with webgrad.Input(shape, "i32")'
         )
     if targets.shape != logits.shape[:-1]:
         raise ShapeError(
-            f"cross_entropy: targets {targets.shape} must have the shape of the logits {logits.shape} without "
-            "their last axis"
+            f"cross_entropy: targets {targets.shape} must have the shape of the logits {logits.shape} "
+            "without their last axis"
         )
     return _reduced(-take_along_last(_r.log_softmax(logits), targets), reduction)

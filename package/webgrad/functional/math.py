@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as _np
 
+from webgrad.errors import InputError as _InputError
 from webgrad.ir import as_dtype as _as_dtype
 from webgrad.ops import elementwise as _ew
 from webgrad.ops.leaves import constant as _constant
+from webgrad.ops.movement import broadcast as _broadcast
 
 __all__ = [
     "abs", "add", "astype", "ceil", "clip", "cos", "divide", "equal", "erf", "exp", "expm1", "floor",
@@ -146,7 +148,7 @@ def gelu(x: Any, approximate: str = "none") -> Any:
     if approximate == "none":
         return x * (0.5 + 0.5 * _ew.erf_(x * (1 / _math.sqrt(2))))
     if approximate != "tanh":
-        raise ValueError(f'gelu: approximate must be "none" or "tanh", found {approximate!r}')
+        raise _InputError(f'gelu: approximate must be "none" or "tanh", found {approximate!r}')
     inner = _math.sqrt(2 / _math.pi) * (x + 0.044715 * integer_cube(x))
     return 0.5 * x * (1.0 + _ew.tanh_(inner))
 
@@ -170,7 +172,7 @@ def full(shape: Any, value: float | int | bool, dtype: Any = None) -> Any:
     """A constant of ``shape``; the dtype defaults to the Python number's kind."""
     kind = "bool" if isinstance(value, bool) else "i32" if isinstance(value, int) else "f32"
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    return _ew.broadcast(_constant(value, _as_dtype(dtype or kind)), shape=sizes)
+    return _broadcast(_constant(value, _as_dtype(dtype or kind)), shape=sizes)
 
 
 def zeros(shape: Any, dtype: Any = "f32") -> Any:

@@ -8,13 +8,14 @@ from webgrad.errors import DtypeError, InputError, ShapeError
 from webgrad.functional import math as _m
 from webgrad.functional import reductions as _r
 from webgrad.functional.shape import as_tensor, broadcast_to, expand_dims, iota, pad, reshape
+from webgrad.functional.spelling import numpy_names
 from webgrad.ir import as_dtype, numel
 from webgrad.ops import contract as _ct
 from webgrad.ops import elementwise as _ew
 from webgrad.ops import index as _ix
 from webgrad.ops import movement as _mv
 from webgrad.ops import random as _rand
-from webgrad.trace import current_tracer, scalar_input
+from webgrad.trace import current_tracer, mark_ids, scalar_input
 
 __all__ = [
     "conv2d", "dropout", "embedding", "layer_norm", "matmul", "max_pool2d", "one_hot", "scatter_add",
@@ -49,42 +50,57 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[:at] + shape[at + 1 :]
 
 
-def pair(value: Any, what: str) -> tuple[int, int]:
-    """A number for both axes, or one each."""
+def pair(value: Any, what: str, least: int) -> tuple[int, int]:
+    """A number for both axes, or one each; not below ``least``."""
     both = (value, value) if isinstance(value, int) else tuple(value)
-    if len(both) != 2 or not all(isinstance(v, int) for v in both):
-        raise InputError(f"{what} must be an int or a pair of ints, found {value!r}")
+    if len(both) != 2 or not all(isinstance(v, int) and v >= least for v in both):
+        raise InputError(f"{what} must be an int or a pair of ints, not below {least}, found {value!r}")
     return both
 
 
-def conv2d(x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
+def conv2d(
+    x: Any, w: Any, b: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Any:
     """Cross-correlation, as torch.nn.functional.conv2d: ``x [N, C, H, W]``, ``w [O, C/groups, KH, KW]``,
     ``b [O]``. ``padding`` is a number, a pair, ``"same"`` (stride 1) or ``"valid"``.
     """
-    x, w = as_tensor(x, "conv2d"), as_tensor(w, "conv2d")
-    strides, dilations = pair(stride, "stride"), pair(dilation, "dilation")
+    x, w = _ew.cast_to(as_tensor(x, "conv2d"), "f32"), _ew.cast_to(as_tensor(w, "conv2d"), "f32")
+    if x.ndim != 4 or w.ndim != 4 or groups < 1 or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
+        raise ShapeError(
+            f"conv2d: x {x.shape} must be [N, C, H, W] and w {w.shape} [O, C/groups, KH, KW] with "
+            f"groups={groups}"
+        )
+    strides, dilations = pair(stride, "stride", 1), pair(dilation, "dilation", 1)
     if padding == "same":
         if strides != (1, 1):
             raise InputError('conv2d: padding="same" needs stride 1')
         reach = [(k - 1) * d for k, d in zip(w.shape[2:], dilations, strict=True)]
         pads = tuple((n // 2, n - n // 2) for n in reach)
     else:
-        pads = tuple((p, p) for p in pair(0 if padding == "valid" else padding, "padding"))
+        pads = tuple((p, p) for p in pair(0 if padding == "valid" else padding, "padding", 0))
     y = _ct.conv(x, w, stride=strides, dilation=dilations, padding=pads, groups=groups)
-    return y if b is None else y + reshape(b, (-1, 1, 1))
+    if b is None:
+        return y
+    b = as_tensor(b, "conv2d")
+    if b.shape != w.shape[:1]:
+        raise ShapeError(
+            f"conv2d: the bias {b.shape} must have one element for each of {w.shape[0]} channels"
+        )
+    return y + reshape(b, (-1, 1, 1))
 
 
 def max_pool2d(x: Any, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1) -> Any:
     """Largest of each window of ``x […, H, W]``; padding counts as −inf; the first of equals (or the
     first NaN) gets the gradient. As torch.nn.functional.max_pool2d, ``stride`` defaults to the kernel.
     """
-    x = as_tensor(x, "max_pool2d")
-    size = pair(kernel, "kernel")
-    low = pair(padding, "padding")
+    x = _ew.cast_to(as_tensor(x, "max_pool2d"), "f32")
+    if x.ndim < 2:
+        raise ShapeError(f"max_pool2d needs [..., H, W], found {x.shape}")
+    size, low = pair(kernel, "kernel", 1), pair(padding, "padding", 0)
     if any(low):
         x = pad(x, [*[(0, 0)] * (x.ndim - 2), *[(p, p) for p in low]], value=float("-inf"))
-    strides = size if stride is None else pair(stride, "stride")
-    views = _mv.windows(x, kernel=size, stride=strides, dilation=pair(dilation, "dilation"))
+    strides = size if stride is None else pair(stride, "stride", 1)
+    views = _mv.windows(x, kernel=size, stride=strides, dilation=pair(dilation, "dilation", 1))
     flat = reshape(views, (*views.shape[:-2], size[0] * size[1]))
     return _ix.pick(flat, _r.argmax(flat, axis=-1))
 
@@ -93,24 +109,40 @@ def embedding(table: Any, ids: Any) -> Any:
     """Rows ``table[ids]``: ``[V, …], [*I] → [*I, …]``. Ids must be in [0, V): input ids are checked on
     the host, negative ones are refused. Repeated ids add up in the gradient, in a fixed order.
     """
-    return _ix.gather(as_tensor(table, "embedding"), as_tensor(ids, "embedding"))
+    table = as_tensor(table, "embedding")
+    return _ix.gather(table, _checked_ids(ids, table.shape[0] if table.ndim else 0, "embedding"))
+
+
+def _checked_ids(ids: Any, count: int, what: str) -> Any:
+    """Integer ids in [0, count), as far as the host can see them."""
+    ids = as_tensor(ids, what)
+    if ids.dtype not in ("i32", "u32"):
+        raise DtypeError(
+            f"{what} needs integer ids, found {ids.dtype}: declare the input with "
+            f'webgrad.Input({ids.shape}, "i32")'
+        )
+    mark_ids(ids, 0, count - 1, what)
+    return ids
 
 
 def scatter_add(ids: Any, updates: Any, size: int) -> Any:
     """``out[ids[i]] += updates[i]`` into zeros of ``size`` rows; repeats add in row order."""
-    return _ix.scatter_add(as_tensor(ids, "scatter_add"), as_tensor(updates, "scatter_add"), size=size)
+    ids = _checked_ids(ids, size, "scatter_add")
+    return _ix.scatter_add(ids, as_tensor(updates, "scatter_add"), size=size)
 
 
 def take_along_last(x: Any, ids: Any) -> Any:
     """``x […, n], ids […] → […]``: one element of the last axis each."""
-    return _ix.pick(as_tensor(x, "take_along_last"), as_tensor(ids, "take_along_last"))
+    x = as_tensor(x, "take_along_last")
+    return _ix.pick(x, _checked_ids(ids, x.shape[-1] if x.ndim else 0, "take_along_last"))
 
 
+@numpy_names
 def one_hot(ids: Any, classes: int, dtype: Any = "f32") -> Any:
-    """1 at position ``ids`` of a new last axis of ``classes``, 0 elsewhere."""
-    ids = as_tensor(ids, "one_hot")
-    if ids.dtype not in ("i32", "u32"):
-        raise DtypeError(f"one_hot needs integer ids, found {ids.dtype}")
+    """1 at position ``ids`` of a new last axis of ``classes``, 0 elsewhere. An id made in the graph that is
+    outside [0, classes) gives zeros; one from an input is refused.
+    """
+    ids = _checked_ids(ids, classes, "one_hot")
     shape = (*ids.shape, classes)
     ramp = iota(shape, len(shape) - 1)
     return _ew.cast_to(_ew.eq(expand_dims(ids, -1), ramp), as_dtype(dtype))
@@ -159,5 +191,3 @@ def random_bits(shape: tuple[int, ...]) -> Any:
     stream = current_tracer("random_bits").next_stream()
     seed, step = scalar_input("seed", "u32"), scalar_input("rng_step", "u32")
     return _rand.random_bits(seed, step, shape=tuple(shape), stream=stream)
-
-

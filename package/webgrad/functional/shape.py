@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from webgrad.errors import InputError, ShapeError, TraceError
-from webgrad.ir import Node, numel
+from webgrad.errors import DtypeError, InputError, ShapeError, TraceError
+from webgrad.functional.spelling import numpy_names
+from webgrad.ir import Node, as_dtype, numel
 from webgrad.ops import leaves as _leaves
 from webgrad.ops import movement as _mv
-from webgrad.ops.elementwise import as_constant, cast_to, lift
+from webgrad.ops.elementwise import cast_to, lift, lt, where
+from webgrad.ops.index import gather
+from webgrad.trace import mark_ids
 
 __all__ = [
     "arange", "broadcast_to", "concat", "expand_dims", "flatten", "flip", "getitem", "iota", "pad",
@@ -32,14 +36,6 @@ def axis_of(axis: Any, ndim: int, what: str) -> int:
     return number % ndim if ndim else 0
 
 
-def refuse_torch(kwargs: dict[str, Any], what: str) -> None:
-    """Turn ``dim=`` and ``keepdim=`` into an error that names our spelling."""
-    names = {"dim": "axis", "keepdim": "keepdims"}
-    for name in kwargs:
-        hint = f": use {names[name]}=" if name in names else ""
-        raise TypeError(f"{what}() has no argument {name!r}{hint}")
-
-
 def reshape(x: Any, *shape: Any) -> Any:
     """``x`` in row-major order with another shape; one size may be −1."""
     x = as_tensor(x, "reshape")
@@ -55,6 +51,7 @@ def reshape(x: Any, *shape: Any) -> Any:
     return x if target == x.shape else _mv.reshape(x, shape=target)
 
 
+@numpy_names
 def flatten(x: Any, start_axis: int = 0, end_axis: int = -1) -> Any:
     """Axes ``start_axis`` … ``end_axis`` (inclusive) as one."""
     x = as_tensor(x, "flatten")
@@ -74,6 +71,7 @@ def transpose(x: Any, *axes: Any) -> Any:
     return x if order == sorted(order) else _mv.permute(x, axes=tuple(order))
 
 
+@numpy_names
 def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
     """Two axes exchanged."""
     x = as_tensor(x, "swapaxes")
@@ -83,6 +81,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Any:
     return transpose(x, order)
 
 
+@numpy_names
 def expand_dims(x: Any, axis: int) -> Any:
     """A new axis of size 1 at ``axis``."""
     x = as_tensor(x, "expand_dims")
@@ -90,6 +89,7 @@ def expand_dims(x: Any, axis: int) -> Any:
     return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
 
+@numpy_names
 def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Any:
     """Axes of size 1 removed: all of them, or those named (which must have size 1)."""
     x = as_tensor(x, "squeeze")
@@ -109,6 +109,7 @@ def broadcast_to(x: Any, shape: Sequence[int]) -> Any:
     return x if x.shape == target else _mv.broadcast(x, shape=target)
 
 
+@numpy_names
 def flip(x: Any, axis: int | Sequence[int] | None = None) -> Any:
     """Order reversed along the axes (all by default)."""
     x = as_tensor(x, "flip")
@@ -116,6 +117,7 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Any:
     return _mv.flip(x, axes=tuple(sorted(axis_of(a, x.ndim, "flip") for a in axes)))
 
 
+@numpy_names
 def concat(tensors: Sequence[Any], axis: int = 0) -> Any:
     """Tensors joined along an existing axis; dtypes promote."""
     parts = lift(tuple(tensors), "concat")
@@ -132,6 +134,7 @@ def concat(tensors: Sequence[Any], axis: int = 0) -> Any:
     return parts[0]
 
 
+@numpy_names
 def stack(tensors: Sequence[Any], axis: int = 0) -> Any:
     """Tensors of one shape joined along a new axis."""
     parts = lift(tuple(tensors), "stack")
@@ -153,6 +156,8 @@ def pad(x: Any, widths: Any, value: float = 0.0) -> Any:
         pairs = [tuple(w) for w in widths]
     if len(pairs) != x.ndim or any(len(p) != 2 or min(p) < 0 for p in pairs):
         raise ShapeError(f"pad: widths {widths!r} must be a (before, after) pair for each axis of {x.shape}")
+    if x.dtype != "f32" and not float(value).is_integer():
+        raise DtypeError(f"pad: {value!r} is no {x.dtype}: cast the tensor to f32 first")
     low, high = tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
     return _mv.pad(x, low=low, high=high, interior=(0,) * x.ndim, value=value)
 
@@ -162,15 +167,20 @@ def stop_gradient(x: Any) -> Any:
     return _mv.stop_gradient_(as_tensor(x, "stop_gradient"))
 
 
-def arange(start: int, stop: int | None = None, step: int = 1, dtype: Any = "i32") -> Any:
-    """start, start + step, … below ``stop`` (0 … start−1 with one argument), integers by default."""
+def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = None) -> Any:
+    """start, start + step, … below ``stop`` (0 … start−1 with one argument); i32 if all are integers."""
     first, last = (0, start) if stop is None else (start, stop)
-    count = max(0, -(-(last - first) // step))
+    if step == 0:
+        raise InputError("arange: the step must not be 0")
+    whole = all(isinstance(n, int) for n in (first, last, step))
+    count = max(0, math.ceil((last - first) / step))
     ramp: Any = _leaves.iota(shape=(count,), axis=0)
     ramp = ramp * step if step != 1 else ramp
-    return cast_to(ramp + first if first else ramp, dtype)
+    ramp = ramp + first if first else ramp
+    return cast_to(ramp, as_dtype(dtype or ("i32" if whole else "f32")))
 
 
+@numpy_names
 def iota(shape: Sequence[int], axis: int) -> Any:
     """The coordinate along ``axis`` at every element of ``shape``, as i32."""
     return _leaves.iota(shape=tuple(shape), axis=axis_of(axis, len(shape), "iota"))
@@ -179,7 +189,11 @@ def iota(shape: Sequence[int], axis: int) -> Any:
 def getitem(x: Any, key: Any) -> Any:
     """NumPy basic indexing (ints, slices, None, …) and one integer tensor or array on the first axis."""
     keys = list(key) if isinstance(key, tuple) else [key]
-    if len(keys) == 1 and not isinstance(keys[0], int | slice | type(None) | type(...)) and not _is_index(keys[0]):
+    if (
+        len(keys) == 1
+        and not isinstance(keys[0], int | slice | type(None) | type(...))
+        and not _is_index(keys[0])
+    ):
         return _take(x, keys[0])
     for k in keys:
         if not (isinstance(k, slice | type(None) | type(...)) or _is_index(k)):
@@ -226,12 +240,13 @@ def _is_index(key: Any) -> bool:
 
 def _take(x: Any, ids: Any) -> Any:
     """Rows of ``x``; negative ids count from the end."""
-    from webgrad.ops.elementwise import lt, where
-    from webgrad.ops.index import gather
-
-    ids = ids if isinstance(ids, Node) else as_constant(ids, "t[ids]")
+    ids = as_tensor(ids, "t[ids]")
     if ids.dtype not in ("i32", "u32"):
         raise TraceError(f"t[ids]: ids must be integers, found {ids.dtype}; for a mask use webgrad.where")
+    if not x.ndim:
+        raise ShapeError("t[ids]: a rank-0 tensor has no rows")
+    rows = x.shape[0]
+    mark_ids(ids, -rows if ids.dtype == "i32" else 0, rows - 1, "t[ids]")
     if ids.dtype == "i32":
-        ids = where(lt(ids, 0), ids + x.shape[0], ids)
+        ids = where(lt(ids, 0), ids + rows, ids)
     return gather(x, ids)

@@ -52,7 +52,9 @@ class Parameter:
             array = _call_init(self.init, size, self.shape, rng)
         array = np.asarray(array)
         if array.size != size:
-            raise ShapeError(f"parameter {path!r}: init gave {array.shape}, expected {size} values {self.shape}")
+            raise ShapeError(
+                f"parameter {path!r}: init gave {array.shape}, expected {size} values {self.shape}"
+            )
         if array.dtype.kind not in "fiub":
             raise DtypeError(f"parameter {path!r}: init gave dtype {array.dtype}, expected numbers")
         return array.reshape(self.shape).astype(NUMPY_DTYPES[self.dtype])
@@ -72,7 +74,12 @@ class Module:
     """Base of models and layers. Define ``__init__`` with `param` and ``__call__`` (or ``forward``)."""
 
     def param(
-        self, shape: Sequence[int], *, dtype: Any = "f32", init: str | Callable[..., Any] = "randn", scale: float = 0.02
+        self,
+        shape: Sequence[int],
+        *,
+        dtype: Any = "f32",
+        init: str | Callable[..., Any] = "randn",
+        scale: float = 0.02,
     ) -> Any:
         """Declare a parameter; assign the result to an attribute.
 
@@ -84,7 +91,9 @@ class Module:
         if any(n < 0 for n in sizes):
             raise ShapeError(f"a parameter cannot have negative sizes: {sizes}")
         if not callable(init) and init not in NAMED_INITS:
-            raise InputError(f"init must be one of {NAMED_INITS} or a callable (size, shape) -> array: {init!r}")
+            raise InputError(
+                f"init must be one of {NAMED_INITS} or a callable (size, shape) -> array: {init!r}"
+            )
         return Parameter(sizes, as_dtype(dtype), init, scale)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -120,6 +129,8 @@ def find_parameters(model: Any) -> dict[str, Parameter]:
         if isinstance(value, Parameter):
             if id(value) not in seen:
                 seen.add(id(value))
+                if path in found:
+                    raise InputError(f"two parameters have the path {path!r}: rename a key or attribute")
                 found[path] = value
         elif isinstance(value, Module | list | tuple | dict) and id(value) not in seen:
             seen.add(id(value))

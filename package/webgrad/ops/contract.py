@@ -125,12 +125,6 @@ class Conv(ConvForm):
 
     def infer(self, inputs: tuple[Node, ...], attrs: Mapping[str, Any]) -> tuple[Shape, str]:
         x, w = inputs
-        groups = attrs["groups"]
-        if x.ndim != 4 or w.ndim != 4 or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
-            raise ShapeError(
-                f"conv2d: x {x.shape} must be [N, C, H, W] and w {w.shape} [O, C/groups, KH, KW] "
-                f"with groups={groups}"
-            )
         size = self.out_size(x.shape[2:], w.shape[2:], attrs)
         if min(size) < 1:
             raise ShapeError(f"conv2d: a kernel of {w.shape[2:]} does not fit into the image {x.shape[2:]}")
@@ -148,7 +142,7 @@ class Conv(ConvForm):
         x, w = args
         g, o = attrs["groups"], w.shape[0]
         p = self.patches(x, w.shape[2:], attrs)
-        p = p.reshape(x.shape[0], g, -1, *p.shape[2:])
+        p = p.reshape(x.shape[0], g, w.shape[1], *p.shape[2:])
         y = np.einsum("ngchwpq,gocpq->ngohw", p, w.reshape(g, o // g, *w.shape[1:]), optimize=True)
         return y.reshape(x.shape[0], o, *y.shape[3:]).astype(x.dtype)
 
@@ -193,14 +187,14 @@ class ConvInputGrad(ConvForm):
     def numpy(self, attrs: Mapping[str, Any], *args: Array) -> Array:
         dy, w = args
         g, (n, _, oh, ow), (kh, kw) = attrs["groups"], dy.shape, w.shape[2:]
-        parts = np.einsum(
-            "ngohw,gocpq->ngchwpq", dy.reshape(n, g, -1, oh, ow), w.reshape(g, -1, *w.shape[1:]), optimize=True
-        )
+        og = w.shape[0] // g
+        slopes, weights = dy.reshape(n, g, og, oh, ow), w.reshape(g, og, *w.shape[1:])
+        parts = np.einsum("ngohw,gocpq->ngchwpq", slopes, weights, optimize=True)
         (top, bottom), (left, right) = attrs["padding"]
         h, wide = attrs["image"]
         (sh, sw), (dh, dw) = attrs["stride"], attrs["dilation"]
         out = np.zeros((n, w.shape[1] * g, h + top + bottom, wide + left + right), dtype=dy.dtype)
-        parts = parts.reshape(n, -1, oh, ow, kh, kw)
+        parts = parts.reshape(n, w.shape[1] * g, oh, ow, kh, kw)
         for p in range(kh):
             for q in range(kw):
                 rows = slice(p * dh, p * dh + (oh - 1) * sh + 1, sh)
@@ -258,9 +252,10 @@ class ConvWeightGrad(ConvForm):
         x, dy = args
         g, n = attrs["groups"], x.shape[0]
         p = self.patches(x, attrs["kernel"], attrs)[:, :, : dy.shape[2], : dy.shape[3]]
-        p = p.reshape(n, g, -1, *p.shape[2:])
-        dw = np.einsum("ngohw,ngchwpq->gocpq", dy.reshape(n, g, -1, *dy.shape[2:]), p, optimize=True)
-        return dw.reshape(dy.shape[1], -1, *attrs["kernel"]).astype(x.dtype)
+        og, cg = dy.shape[1] // g, x.shape[1] // g
+        p = p.reshape(n, g, cg, *p.shape[2:])
+        dw = np.einsum("ngohw,ngchwpq->gocpq", dy.reshape(n, g, og, *dy.shape[2:]), p, optimize=True)
+        return dw.reshape(dy.shape[1], cg, *attrs["kernel"]).astype(x.dtype)
 
     def form(self, node: Node) -> MatrixForm:
         x, dy = node.inputs

@@ -14,7 +14,7 @@ import numpy as np
 
 from webgrad.errors import DtypeError, ShapeError
 from webgrad.ir import NUMPY_DTYPES, Node, Shape, as_dtype, promote, promote_scalar
-from webgrad.ops.base import Array, Op, float_like
+from webgrad.ops.base import Array, Op, current_builder, float_like
 from webgrad.ops.leaves import const, constant
 from webgrad.ops.movement import broadcast
 
@@ -29,6 +29,7 @@ def is_scalar(value: Any) -> bool:
 
 def lift(values: tuple[Any, ...], what: str) -> list[Any]:
     """Operands as tensors of one dtype. Python scalars are weak; NumPy arrays become constants."""
+    current_builder(f"webgrad.{what}")
     tensors = [v if isinstance(v, Node) else None if is_scalar(v) else as_constant(v, what) for v in values]
     dtype: str | None = None
     for tensor in tensors:
@@ -198,7 +199,7 @@ class Div(Binary):
     name, signature, text, reference, cost = "divide", "float", "wg_div({0}, {1})", np.divide, 4
 
     def vjp(self, node: Any, dy: Any) -> tuple[Any, ...]:
-        a, b = node.inputs
+        b = node.inputs[1]
         da, db = div(dy, b), neg(div(mul(dy, node), b))
         if _is_nonzero_constant(b):
             return da, db
@@ -234,7 +235,7 @@ class Pow(Binary):
 
     def vjp(self, node: Any, dy: Any) -> tuple[Any, ...]:
         a, b = node.inputs
-        da = guarded(dy, a, mul(dy, mul(b, power(a, sub(b, 1.0)))))
+        da = guarded(dy, a, mul(dy, where(eq(b, 0.0), 0.0, mul(b, power(a, sub(b, 1.0))))))
         slope = where(logical_and(eq(a, 0.0), ge(b, 0.0)), 0.0, mul(node, log(a)))
         return da, guarded(dy, a, mul(dy, slope))
 
@@ -506,7 +507,7 @@ class Round(Rounding):
 class Compare(Binary):
     """A bool from two numbers; with a NaN only ``!=`` is true."""
 
-    signature = "compare"
+    signature: ClassVar[Signature] = "compare"
     differentiable = False
 
     def vjp(self, node: Any, dy: Any) -> tuple[Any, ...]:
@@ -557,7 +558,7 @@ class Xor(Compare):
 class Predicate(Unary):
     """A bool from one value."""
 
-    signature = "predicate"
+    signature: ClassVar[Signature] = "predicate"
     differentiable = False
 
     def vjp(self, node: Any, dy: Any) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Indexing by data: gather, its adjoint, and one-element picks.
 
 An index in the graph is clamped to its axis; ids that come from inputs are checked on the host
-(`webgrad.compiler.ids`), so only ids made in the graph ever clamp.
+(`webgrad.trace.mark_ids`), so only ids made in the graph ever clamp.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ class ScatterAdd(Op):
         _check_ids(self.name, ids)
         if updates.shape[: ids.ndim] != ids.shape:
             raise ShapeError(f"scatter_add: updates {updates.shape} must start with the ids' {ids.shape}")
+        if updates.dtype == "bool":
+            raise DtypeError("scatter_add sums numbers, found bool: cast to i32 first")
+        if attrs["size"] < (1 if ids.size else 0):
+            raise ShapeError(f"scatter_add: {attrs['size']} rows hold no {ids.size} updates")
         return (attrs["size"], *updates.shape[ids.ndim :]), updates.dtype
 
     def vjp(self, node: Any, dy: Any) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ class Reshape(Movement):
 
     def out_shape(self, shape: Shape, attrs: Mapping[str, Any]) -> Shape:
         target = tuple(attrs["shape"])
-        if numel(shape) != numel(target):
+        if numel(shape) != numel(target) or any(n < 0 for n in target):
             raise ShapeError(
                 f"cannot reshape {shape} ({numel(shape)} elements) to {target} ({numel(target)}): "
                 "the number of elements must stay the same"
@@ -90,7 +90,8 @@ class Broadcast(Movement):
     def out_shape(self, shape: Shape, attrs: Mapping[str, Any]) -> Shape:
         target = tuple(attrs["shape"])
         lead = len(target) - len(shape)
-        if lead < 0 or any(s not in (1, t) for s, t in zip(shape, target[lead:], strict=True)):
+        fits = lead >= 0 and all(s in (1, t) for s, t in zip(shape, target[lead:], strict=True))
+        if not fits or any(n < 0 for n in target):
             raise ShapeError(f"cannot broadcast {shape} to {target}: sizes must match or be 1")
         return target
 

@@ -28,6 +28,8 @@ class Reduce(Op):
     def infer(self, inputs: tuple[Node, ...], attrs: Mapping[str, Any]) -> tuple[Shape, str]:
         (x,) = inputs
         axes = attrs["axes"]
+        if x.dtype == "bool":
+            raise DtypeError(f"{self.name} reduces numbers, found bool: cast to i32 first")
         return tuple(n for a, n in enumerate(x.shape) if a not in axes), self.out_dtype(x.dtype)
 
     def out_dtype(self, dtype: str) -> str:
@@ -259,4 +261,3 @@ class Fold(Reduce):
 
 reduce_sum, reduce_prod, reduce_max, reduce_min = Sum(), Prod(), Max(), Min()
 argmax_, argmin_, fold = ArgMax(), ArgMin(), Fold()
-
