@@ -90,7 +90,7 @@ class Module:
         sizes = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
         if any(n < 0 for n in sizes):
             raise ShapeError(f"a parameter cannot have negative sizes: {sizes}")
-        if not callable(init) and init not in NAMED_INITS:
+        if not callable(init) and not (isinstance(init, str) and init in NAMED_INITS):
             raise InputError(
                 f"init must be one of {NAMED_INITS} or a callable (size, shape) -> array: {init!r}"
             )
