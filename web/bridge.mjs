@@ -1,7 +1,7 @@
 /**
  * Drives navigator.gpu for webgrad: buffers by number, programs as JSON, one submit a step.
  *
- *   const bridge = await open(); // or {ok: false, kind, message}
+ *   const bridge = await open(); // or {ok: false, kind, message}; likewise below
  *   const {id} = await bridge.create(json, blobs, externals);
  *   const reads = bridge.readset(id, [[buffer, offset, bytes], ...]);
  *   const {data} = await bridge.run(id, "step", address, bytes, reads);
@@ -37,6 +37,7 @@ const shared = (globalThis.webgradBridge ??= { open, opening: null }); // by Pyt
 
 /** The bridge that this page or worker shares, or a failure; tries anew after a failure or a lost device. */
 export async function open(options = {}) {
+  if (shared.opening) await new Promise((done) => setTimeout(done)); // a loss just now may be about to be told
   const opening = (shared.opening ??= request(options));
   const bridge = await opening;
   if (!bridge.ok && shared.opening === opening) shared.opening = null;
@@ -62,7 +63,7 @@ class Bridge {
   lost = null; // once the device is lost, the failure that ends every call
   get ok() { return !this.lost; }
 
-  #device; #queue; #info;
+  #device; #queue; #info; #nextId = 1; #counts = noCounts();
   #fault = null; // an error the device reported, until a call ends with it
   #pending = new Set(); // resolvers of promises that a lost device would leave open
   #buffers = new Map(); // id → {buffer, bytes, label, program}
@@ -71,7 +72,6 @@ class Bridge {
   #layouts = new Map(); // accesses → {group, pipeline}
   #staging = []; // idle staging buffers, in the order of their last use
   #inFlight = []; // ends of steps that read nothing
-  #nextId = 1; #counts = noCounts();
 
   constructor(adapter, device) {
     [this.#device, this.#queue] = [device, device.queue];
@@ -333,7 +333,7 @@ class Bridge {
   /** Make and fill the buffers. Returns a failure, or null. */
   async #loadBuffers(program, json, blobs, externals) {
     if (json.version !== VERSION) return failure("validation", `program version ${json.version}, not ${VERSION}`);
-    const missing = json.features.find((name) => !this.#device.features.has(name));
+    const missing = json.features.find((name) => !this.#info.features.includes(name));
     if (missing) return failure("validation", `this adapter lacks ${missing}`);
     const externalBuffer = ({ kind, key }) => kind === "external" && this.#buffers.get(externals[key]);
     const absent = json.buffers.find((buffer) => buffer.kind === "external" && !externalBuffer(buffer));

@@ -437,7 +437,7 @@ def test_too_large_a_buffer_is_refused_with_its_label(page_py):
 
 
 @pytest.mark.allow_page_errors
-def test_an_error_on_the_device_comes_with_the_next_result_and_only_once(page_py):
+def test_an_error_on_the_device_comes_with_one_of_the_next_results_and_only_once(page_py):
     async def run():
         executor, session = await load(doubler())
         handle = executor.allocate(16, "small")
@@ -446,7 +446,7 @@ def test_an_error_on_the_device_comes_with_the_next_result_and_only_once(page_py
         session.run(
             "step", uploaded(np.ones(64)), ()
         )  # nobody awaits it, so it must not take the error along
-        for _ in range(2):
+        for _ in range(5):
             try:
                 await session.run("step", uploaded(np.ones(64)), ("first",))
                 outcomes.append("fine")
@@ -455,9 +455,9 @@ def test_an_error_on_the_device_comes_with_the_next_result_and_only_once(page_py
         return outcomes
 
     with page_py.expect_errors("uncaptured GPUValidationError"):
-        failed, fine = page_py(run, uses=USES)
-    assert failed.startswith("CompileError")
-    assert fine == "fine"
+        outcomes = page_py(run, uses=USES)
+    assert [text.split(":")[0] for text in outcomes if text != "fine"] == ["CompileError"]
+    assert outcomes[2:] == ["fine"] * 3  # which of the first two, the browser decides
 
 
 def test_misuse_is_told_by_name(page_py):

@@ -64,8 +64,6 @@ async def open_webgpu() -> WebGPUExecutor:
     Raises `NoAdapterError`, which says what is missing, when there is no WebGPU here.
     """
     global _executor
-    if _executor is not None and _executor.alive:
-        return _executor
     try:
         import js
         import pyodide_js
@@ -74,9 +72,11 @@ async def open_webgpu() -> WebGPUExecutor:
     if not hasattr(js, "webgradBridge"):
         await _load_bridge()
     bridge = await js.webgradBridge.open()
+    while getattr(bridge, "lost", None):  # told between there and here
+        bridge = await js.webgradBridge.open()
     if not bridge.ok:
         raise error_from(bridge.to_py())
-    if _executor is None or not _executor.alive:  # another task may have been quicker
+    if _executor is None or not _executor.alive:
         bridge.heap = pyodide_js._module
         _executor = WebGPUExecutor(bridge)
     return _executor

@@ -364,12 +364,12 @@ fn wg_erf(x: f32) -> f32 {
     return wg_with_nan_of(x, wg_copysign(value, x));
 }
 
-// (r, n mod 4) with x = n pi/2 + r and |r| <= pi/4. Right to 1e-7 for |x| <= 1e4; with more, digits get lost,
-// and beyond 2^22 all of them.
+// (r, n mod 4) with x = n pi/2 + r and |r| <= pi/4. Right to 1e-7 for |x| <= 4e5; with more, digits get lost.
 fn wg_quarter_turns(x: f32) -> vec2<f32> {
     let n = floor(x * 0.6366197723675814 + 0.5);
-    let r = ((x - n * 1.5703125) - n * 0.0004837513) - n * 7.54979e-8; // two exact products
-    return vec2<f32>(select(0.0, r, abs(r) < 0.8), f32(i32(n) & 3i));
+    let near = (x - n * 1.5625) - n * 0.008056640625; // these products are exact: 18 bits times 6
+    let r = (near - n * 0.00023651123046875) - n * 3.1749394e-6;
+    return vec2<f32>(select(0.0, r, abs(r) < 0.9), f32(i32(n) & 3i));
 }
 
 // sin(r + n pi/2) for |r| <= pi/4.
