@@ -14,7 +14,7 @@ from typing import Any
 from bench.workloads import WORKLOADS
 from webgrad.compile import build_training
 from webgrad.compiled import IR
-from webgrad.compiler.kernels import Contraction, Reduction
+from webgrad.compiler.kernels import Contraction, Rows
 from webgrad.compiler.target import Target
 from webgrad.ir import numel
 
@@ -42,7 +42,7 @@ def _flops(kernel: Any) -> int:
     body = kernel.body
     if isinstance(body, Contraction):
         return 2 * body.batch * body.m * body.n * body.k
-    return numel(kernel.space) * (body.length if isinstance(body, Reduction) else len(kernel.nodes))
+    return numel(kernel.space) * (body.length if isinstance(body, Rows) else len(kernel.nodes))
 
 
 def main() -> None:

@@ -28,14 +28,16 @@ class Expr:
 
     integers  ``int``(attr value) ``var``(attr name) ``sum``(attr (coefficients, constant))
               ``div``/``mod``(attr divisor) ``dyn``(args (value,): an index read from data, clamped)
+              ``within``(args (e,): e, known to be inside where it is used)
     masks     ``ge0`` ``eq0`` ``and`` ``false``
     values    ``const``(attr number) ``load``(attr source node, args (index,)) ``scalar``(attr name)
               ``apply``(attr (op, attrs), args) ``reg``(attr name: a reduction's result)
 
-    ``lo`` and ``hi`` bound integers; ``free`` names the variables it depends on.
+    ``lo`` and ``hi`` bound integers; ``free`` names the variables it depends on. ``loose`` tells that the
+    bounds are only promised where a mask around it holds (``within``).
     """
 
-    __slots__ = ("args", "attr", "dtype", "free", "hi", "kind", "lo", "uid")
+    __slots__ = ("args", "attr", "dtype", "free", "hi", "kind", "lo", "loose", "uid")
 
     kind: str
     args: tuple[Expr, ...]
@@ -44,6 +46,7 @@ class Expr:
     lo: int
     hi: int
     free: frozenset[str]
+    loose: bool
     uid: int
 
     def __repr__(self) -> str:
@@ -92,6 +95,7 @@ class Indexer:
             found.lo, found.hi, found.uid = lo, hi, len(self._table)
             own = (attr,) if kind in ("var", "reg") else ()
             found.free = frozenset(own).union(*[a.free for a in args])
+            found.loose = kind == "within" or any(a.loose for a in args)
             self._table[identity] = found
         return found
 
@@ -105,11 +109,17 @@ class Indexer:
         """A variable in [0, size); the constant 0 when that is all it can be."""
         if size <= 1:
             return self.const(0)
-        return self._make("var", (), name, "i32", 0, max(size - 1, 0))
+        return self._make("var", (), name, "i32", 0, size - 1, key=(name, size))
 
     def dyn(self, value: Expr, size: int) -> Expr:
         """An index that comes from data, clamped to [0, size)."""
         return self._make("dyn", (value,), size, "i32", 0, max(size - 1, 0))
+
+    def within(self, e: Expr, size: int) -> Expr:
+        """``e`` taken to be in [0, size), because a mask discards what is computed where it is not."""
+        if 0 <= e.lo and e.hi < size:
+            return e
+        return self._make("within", (e,), size, "i32", 0, max(size - 1, 0))
 
     def terms(self, e: Expr) -> tuple[dict[Expr, int], int]:
         """The normal form: {atom: coefficient}, constant."""
@@ -283,6 +293,8 @@ class Indexer:
             return self.div(args[0], e.attr)
         if e.kind == "mod":
             return self.mod(args[0], e.attr)
+        if e.kind == "within":
+            return self.within(args[0], e.attr)
         if e.kind in ("ge0", "eq0"):
             mask = self.ge0(args[0]) if e.kind == "ge0" else self.eq0(args[0])
             return self.true if mask is None else mask

@@ -1,8 +1,9 @@
 """The schedule's data: what each kernel computes, before any buffer or text is chosen.
 
-    map       stores = f(i)                                  i over the space
-    reduce    register = ⊕_r body(i, r); stores = f(i, register)
-    contract  register = Σ_k left(b, m, k) · right(b, n, k); stores = f(b, m, n, register)
+    map       stores = f(i)                                       i over the space
+    row       for each row i: total0 = ⊕_r body0(i, r); total1 = ⊕_r body1(i, r, total0); …
+              stores = f(i, totals) per row, or f(i, r, totals) per element
+    contract  total0 = Σ_k left(b, m, k) · right(b, n, k); stores = f(b, m, n, total0)
 
 All bodies are `Expr` DAGs over the kernel's variables; loads name graph nodes, the plan gives them bytes.
 """
@@ -14,40 +15,65 @@ from typing import Any, Literal
 
 from webgrad.compiler.indexing import Expr, Indexer, show
 from webgrad.compiler.target import Target
-from webgrad.ir import Graph, Node, Site
+from webgrad.ir import Graph, Node, Site, numel
 
-Kind = Literal["map", "reduce", "contract"]
+Kind = Literal["map", "row", "contract"]
 
 
 @dataclass(frozen=True)
 class Store:
-    """``buffer(node)[index] = value``."""
+    """``buffer(node)[index] = value``. In a row kernel ``stage`` is the loop over the row in which an element
+    is stored, and None for what is stored once a row.
+    """
 
     node: Node
     index: Expr
     value: Expr
+    stage: int | None = None
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """``op`` over variable ``r`` in [0, length) of ``body``."""
+    """``register = ⊕_r body`` in loop ``stage`` over the row (it may use the registers of earlier ones)."""
 
     op: Any
     body: Expr
-    length: int
     dtype: str
+    register: str
+    stage: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A row kernel's reductions; each row has ``length`` terms."""
+
+    rows: int
+    length: int
+    reductions: tuple[Reduction, ...]
+
+    @property
+    def stages(self) -> int:
+        """Number of loops that reduce."""
+        return 1 + max(r.stage for r in self.reductions)
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """Operands and sizes of a blocked product."""
+    """Operands and sizes of a blocked product. The sum over k is a nest of ``loops`` (variable, size), so
+    that a convolution's taps and pixels need no division.
+    """
 
     left: Expr
     right: Expr
     batch: int
     m: int
     n: int
-    k: int
+    loops: tuple[tuple[str, int], ...]
+
+    @property
+    def k(self) -> int:
+        """Terms of each sum."""
+        return numel([size for _, size in self.loops])
 
 
 @dataclass
@@ -59,7 +85,7 @@ class ScheduledKernel:
     space: tuple[int, ...]
     index: Expr
     stores: list[Store]
-    body: Reduction | Contraction | None
+    body: Rows | Contraction | None
     nodes: list[Node]
     loads: list[Node] = field(default_factory=list)
     scalars: list[str] = field(default_factory=list)
@@ -75,8 +101,8 @@ class ScheduledKernel:
     def roots(self) -> list[Expr]:
         """Every expression the kernel evaluates."""
         inner: list[Expr] = []
-        if isinstance(self.body, Reduction):
-            inner = [self.body.body]
+        if isinstance(self.body, Rows):
+            inner = [r.body for r in self.body.reductions]
         elif isinstance(self.body, Contraction):
             inner = [self.body.left, self.body.right]
         return inner + [e for s in self.stores for e in (s.index, s.value)]
@@ -102,7 +128,9 @@ class ScheduledKernel:
     def __str__(self) -> str:
         reads = ", ".join(f"%{n.id}{list(n.shape)}" for n in self.loads)
         writes = ", ".join(f"%{s.node.id}{list(s.node.shape)}" for s in self.stores)
-        size = f" over {self.body.length}" if isinstance(self.body, Reduction) else ""
+        size = ""
+        if isinstance(self.body, Rows):
+            size = f" {self.body.rows} x {self.body.length}, {len(self.body.reductions)} reductions"
         if isinstance(self.body, Contraction):
             c = self.body
             size = f" {c.batch}x[{c.m}x{c.k} · {c.k}x{c.n}]"

@@ -7,12 +7,13 @@ value. Members of the group meet each other at the kernel's own coordinates, in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from webgrad.compiler.indexing import Expr, Indexer
-from webgrad.compiler.kernels import Contraction, Kind, Reduction, ScheduledKernel, Store
+from webgrad.compiler.kernels import Contraction, Kind, Reduction, Rows, ScheduledKernel, Store
 from webgrad.errors import CompileError
 from webgrad.ir import NUMPY_DTYPES, Node, numel
 from webgrad.ops import elementwise as ew
@@ -23,28 +24,34 @@ Coords = tuple[Expr, ...]
 class Lowering:
     """Expressions of one kernel."""
 
-    def __init__(self, stored: set[Node]) -> None:
-        self.ix = Indexer()
+    def __init__(self, ix: Indexer, stored: set[Node]) -> None:
+        self.ix = ix
         self.stored = stored
-        self.registers: dict[Node, Expr] = {}
-        self.index: Expr | None = None
+        #: member -> (its value, the flat index at which it has that value)
+        self.registers: dict[Node, tuple[Expr, Expr]] = {}
         self._memo: dict[tuple[int, tuple[int, ...]], Expr] = {}
 
     def value(self, node: Node, coords: Coords) -> Expr:
         """``node`` at ``coords``."""
+        ix = self.ix
+        if node in self.registers:
+            value, index = self.registers[node]
+            if ix.ravel(coords, node.shape) is index:
+                return value
         key = (node.id, tuple(c.uid for c in coords))
         found = self._memo.get(key)
         if found is None:
-            found = self._memo[key] = self._value(node, coords)
+            if node in self.stored or node.op.family == "pack":
+                found = ix.load(node, ix.ravel(coords, node.shape), node.dtype)
+            else:
+                found = self.computed(node, coords)
+            self._memo[key] = found
         return found
 
-    def _value(self, node: Node, coords: Coords) -> Expr:
-        ix = self.ix
-        if node in self.registers and ix.ravel(coords, node.shape) is self.index:
-            return self.registers[node]
-        if node in self.stored or node.op.family == "pack":
-            return ix.load(node, ix.ravel(coords, node.shape), node.dtype)
-        return self.computed(node, coords)
+    def define(self, node: Node, value: Expr, index: Expr) -> None:
+        """Let ``node`` be ``value`` at ``index`` from here on."""
+        self.registers[node] = (value, index)
+        self._memo.clear()
 
     def computed(self, node: Node, coords: Coords) -> Expr:
         """``node`` evaluated here, not loaded."""
@@ -115,66 +122,143 @@ class Lowering:
         assert result is not None
         return result
 
+    def reduced(self, node: Node, row: Coords, along: Expr) -> Expr:
+        """Term ``along`` of the reduction ``node`` at output coordinates ``row``."""
+        ix, (x,) = self.ix, node.inputs
+        if node.op.name == "fold":
+            at = ix.unravel(along, x.shape[-2:])
+            inner, mask = node.op.source(node, row, at, ix)  # type: ignore[attr-defined]
+            return self.masked(mask, lambda: self.value(x, inner), x.dtype, 0)
+        return self.value(x, full_coords(ix, node, row, along))
 
-def lower(heavy: Node | None, members: list[Node], stored: set[Node], written: set[Node]) -> ScheduledKernel:
-    """The kernel that computes ``members`` (in order) over the space of the first, and stores those of
-    them that are ``written``. Nodes in ``stored`` that are no members are loaded.
-    """
-    low = Lowering(stored)
-    ix, space = low.ix, members[0].shape
-    kind: Kind = "map"
-    body: Reduction | Contraction | None = None
-    if heavy is not None and heavy.op.family == "contract":
-        kind = "contract"
-        form = heavy.op.form(heavy)  # type: ignore[attr-defined]
-        b, m, n, k = (ix.var(v, s) for v, s in zip("bmnk", (form.batch, form.m, form.n, form.k), strict=True))
-        sides = []
-        for operand, access, along in ((form.left, form.left_at, m), (form.right, form.right_at, n)):
-            x = heavy.inputs[operand]
-            at, mask = access(ix, b, along, k)
-            sides.append(low.masked(mask, lambda x=x, at=at: low.value(x, at), x.dtype, 0))
-        body = Contraction(sides[0], sides[1], form.batch, form.m, form.n, form.k)
-        coords: Coords = form.out_at(ix, b, m, n)
-    else:
-        coords = ix.unravel(ix.var("i", numel(space)), space)
-        if heavy is not None:
-            kind = "reduce"
-            body = _reduction(low, heavy, coords)
-    low.index = ix.ravel(coords, space)
-    if heavy is not None:
-        low.registers[heavy] = ix.register("total", heavy.dtype)
+
+def full_coords(ix: Indexer, node: Node, row: Coords, along: Expr) -> Coords:
+    """A reduction's input coordinates, from its output's and the flat index over the reduced axes."""
+    (x,), axes = node.inputs, node.attrs["axes"]
+    inner = iter(ix.unravel(along, [x.shape[a] for a in axes]))
+    outer = iter(row)
+    return tuple(next(inner) if a in axes else next(outer) for a in range(x.ndim))
+
+
+def row_length(node: Node) -> int:
+    """How many terms each result of a reduction has."""
+    (x,) = node.inputs
+    return numel(x.shape[-2:]) if node.op.name == "fold" else numel([x.shape[a] for a in node.attrs["axes"]])
+
+
+def lower_map(members: Sequence[Node], stored: set[Node], written: set[Node]) -> ScheduledKernel:
+    """Elementwise members over one flat space."""
+    low = Lowering(Indexer(), stored)
+    index = low.ix.var("i", members[0].size)
+    stores = _elementwise(low, members, index, written)
+    return _kernel("map", low, members, index, stores, None, stored)
+
+
+def lower_contract(
+    heavy: Node, members: Sequence[Node], stored: set[Node], written: set[Node]
+) -> ScheduledKernel:
+    """A contraction and its epilogue."""
+    low = Lowering(Indexer(), stored)
+    ix = low.ix
+    form = heavy.op.form(heavy)  # type: ignore[attr-defined]
+    b, m, n = (ix.var(v, s) for v, s in zip("bmn", (form.batch, form.m, form.n), strict=True))
+    loops = tuple((f"k{axis}", size) for axis, size in enumerate(form.k))
+    k = ix.ravel([ix.var(name, size) for name, size in loops], form.k)
+    sides = []
+    for operand, access, along in ((form.left, form.left_at, m), (form.right, form.right_at, n)):
+        x = heavy.inputs[operand]
+        at, mask = access(ix, b, along, k)
+        sides.append(low.masked(mask, lambda x=x, at=at: low.value(x, at), x.dtype, 0))
+    body = Contraction(sides[0], sides[1], form.batch, form.m, form.n, loops)
+    index = ix.ravel(form.out_at(ix, b, m, n), heavy.shape)
+    total = ix.register("total0", heavy.dtype)
+    low.define(heavy, total, index)
+    stores = [Store(heavy, index, total)] if heavy in written else []
+    stores += _elementwise(low, [x for x in members if x is not heavy], index, written)
+    return _kernel("contract", low, members, index, stores, body, stored)
+
+
+def _elementwise(low: Lowering, members: Sequence[Node], index: Expr, written: set[Node]) -> list[Store]:
     stores = []
-    low._memo.clear()
     for node in members:
-        at = coords if node.shape == space else ix.unravel(low.index, node.shape)
-        value = low.registers[node] if node is heavy else low.computed(node, at)
-        low.registers[node] = value
+        value = low.computed(node, low.ix.unravel(index, node.shape))
+        low.define(node, value, index)
         if node in written:
-            stores.append(Store(node, low.index, value))
-    kernel = ScheduledKernel(kind, ix, space, low.index, stores, body, list(_nodes(members, stored)))
+            stores.append(Store(node, index, value))
+    return stores
+
+
+def lower_rows(
+    members: Sequence[Node], domain: Domain, stored: set[Node], written: set[Node]
+) -> ScheduledKernel:
+    """Reductions over the rows of a domain, and what is computed per row or per element from them."""
+    low = Lowering(domain.ix, stored)
+    reductions: list[Reduction] = []
+    stores: list[Store] = []
+    stage_of: dict[str, int] = {}  # register -> the first loop that may use it
+    for node in members:
+        if node.op.family == "reduce":
+            row = domain.ix.unravel(domain.row, node.shape)
+            body = low.reduced(node, row, domain.along)
+            stage = _stage(body, stage_of)
+            register = f"total{len(reductions)}"
+            reductions.append(Reduction(node.op, body, node.inputs[0].dtype, register, stage))
+            stage_of[register] = stage + 1
+            value, index, inner = domain.ix.register(register, node.dtype), domain.row, False
+        else:
+            inner = node.size == domain.size
+            index = domain.full if inner else domain.row
+            value = low.computed(node, domain.ix.unravel(index, node.shape))
+        low.define(node, value, index)
+        if node in written:
+            stores.append(Store(node, index, value, _stage(value, stage_of) if inner else None))
+    body = Rows(domain.rows, domain.length, tuple(reductions))
+    return _kernel("row", low, members, domain.row, stores, body, stored)
+
+
+def _stage(e: Expr, stage_of: dict[str, int]) -> int:
+    """The first loop in which every register that ``e`` uses is known."""
+    return max((stage_of[v] for v in e.free if v in stage_of), default=0)
+
+
+class Domain:
+    """Rows and their elements: ``full`` is the flat index of element ``along`` of row ``row``."""
+
+    def __init__(self, ix: Indexer, node: Node) -> None:
+        self.ix = ix
+        self.length = row_length(node)
+        self.rows = node.size
+        self.size = self.rows * self.length
+        self.row, self.along = ix.var("i", self.rows), ix.var("r", self.length)
+        if node.op.name == "fold":  # its elements overlap: nothing else has this domain
+            self.full = ix.add(ix.mul(self.row, self.length), self.along)
+        else:
+            (x,) = node.inputs
+            row = ix.unravel(self.row, node.shape)
+            self.full = ix.ravel(full_coords(ix, node, row, self.along), x.shape)
+
+    def same(self, other: Domain) -> bool:
+        """Whether both have the same rows of the same elements (built by one indexer)."""
+        return (self.rows, self.length) == (other.rows, other.length) and self.full is other.full
+
+
+def _kernel(
+    kind: Kind,
+    low: Lowering,
+    members: Sequence[Node],
+    index: Expr,
+    stores: list[Store],
+    body: Any,
+    stored: set[Node],
+) -> ScheduledKernel:
+    kernel = ScheduledKernel(kind, low.ix, members[0].shape, index, stores, body, list(_nodes(members, stored)))
     kernel.collect()
     if any(node in low.registers for node in kernel.loads):
         raise CompileError(f"internal error: a kernel loads what it computes itself\n{kernel}")
     return kernel
 
 
-def _reduction(low: Lowering, node: Node, coords: Coords) -> Reduction:
-    ix, (x,) = low.ix, node.inputs
-    if node.op.name == "fold":
-        window = x.shape[-2:]
-        at = ix.unravel(ix.var("r", numel(window)), window)
-        inner, mask = node.op.source(node, coords, at, ix)  # type: ignore[attr-defined]
-        body = low.masked(mask, lambda: low.value(x, inner), x.dtype, 0)
-        return Reduction(node.op, body, numel(window), x.dtype)
-    axes = node.attrs["axes"]
-    sizes = [x.shape[a] for a in axes]
-    along = iter(ix.unravel(ix.var("r", numel(sizes)), sizes))
-    out = iter(coords)
-    full = tuple(next(along) if a in axes else next(out) for a in range(x.ndim))
-    return Reduction(node.op, low.value(x, full), numel(sizes), x.dtype)
-
-
-def _nodes(members: list[Node], stored: set[Node]) -> dict[Node, None]:
+def _nodes(members: Sequence[Node], stored: set[Node]) -> dict[Node, None]:
     """The computing nodes a kernel covers: its members and what they inline."""
     found: dict[Node, None] = {}
     stack = list(reversed(members))

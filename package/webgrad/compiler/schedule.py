@@ -1,57 +1,65 @@
 """Graph → Schedule: which nodes are stored, and which stored nodes share a kernel.
 
     1. simplify      the graph is rebuilt smaller (simplify.py)
-    2. materialise   decide the nodes whose values are stored; all others are recomputed where used
-    3. group         each reduction or contraction starts a kernel; a stored elementwise node joins the
-                     kernel that made its operands (epilogue) or one over the same space (horizontal)
+    2. materialise   decide the nodes whose values may be stored; all others are recomputed where used
+    3. group         put every such node into a kernel:
+                     a contraction starts one; elementwise nodes join it as its epilogue
+                     a reduction starts a row kernel, or joins one over the same rows of the same elements,
+                     or turns the kernel that made its operand into one
+                     an elementwise node joins the kernel of its operands, or one that reads the same
     4. commit        an update is written in place when its kernel alone reads the leaf, element by
                      element, after all other readers; else through a temporary and a copy
     5. lower         each group becomes a `ScheduledKernel` of index and value expressions (lower.py)
 
-A group may take a node only if none of the node's other operands depends on the group: kernels stay
-acyclic by construction.
+Whether nodes fit together is decided on symbolic indices, not on names or patterns: a member may be read
+only at the coordinates at which the kernel computes it. A group may take a node only if none of the
+node's other operands depends on the group: kernels stay acyclic by construction.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from webgrad.compiler.kernels import Schedule
-from webgrad.compiler.lower import lower
+from webgrad.compiler.indexing import Expr, Indexer
+from webgrad.compiler.kernels import Schedule, ScheduledKernel
+from webgrad.compiler.lower import Domain, full_coords, lower_contract, lower_map, lower_rows
 from webgrad.compiler.simplify import simplify, storage, uniform_value
 from webgrad.compiler.target import DEFAULT, Target
 from webgrad.errors import CompileError
 from webgrad.ir import Graph, Node
 from webgrad.ops import elementwise as ew
 
-HEAVY = ("reduce", "contract")
-#: an inlined expression dearer than this is stored when it would be evaluated more than once
-RECOMPUTE = 6
+HEAVY = ("reduce", "contract", "scatter")
+
+# Prices of the cost model, in elementary operations.
+STORE = 3
+LOAD = 1
 #: the largest expression one kernel computes per store
 LARGEST = 300
+#: a row kernel runs one thread a row: fewer rows than this would leave cores idle
+LEAST_ROWS = {"software": 32, "hardware": 1}
 
 
 @dataclass(eq=False)
 class Group:
-    """One kernel to be: ``heavy`` is its reduction or contraction, ``members`` what it computes at its
-    own coordinates, in order; ``stored`` those it writes.
+    """One kernel to be. ``members`` are what it computes, in order, each once per element of the flat space,
+    or, in a row kernel, once per row (``domain.rows``) or per element (``domain.size``).
     """
 
     number: int
     size: int
-    heavy: Node | None
+    heavy: Node | None = None
+    domain: Domain | None = None
     members: list[Node] = field(default_factory=list)
+    #: leaves and nodes of other groups that it loads: only at its own flat index, or elsewhere too
     linear: set[Node] = field(default_factory=set)
     scattered: set[Node] = field(default_factory=set)
     deps: set[int] = field(default_factory=set)
 
-
-@dataclass
-class Reads:
-    """What the inlined expression of a node loads: at its own flat index, and elsewhere."""
-
-    linear: set[Node] = field(default_factory=set)
-    scattered: set[Node] = field(default_factory=set)
+    @property
+    def loads(self) -> set[Node]:
+        """Everything it loads."""
+        return self.linear | self.scattered
 
 
 class Scheduler:
@@ -59,11 +67,22 @@ class Scheduler:
 
     def __init__(self, graph: Graph, target: Target) -> None:
         self.graph, self.target = graph, target
+        self.ix = Indexer()
         self.users: dict[Node, list[Node]] = {n: [] for n in graph.nodes}
         for node in graph.nodes:
             for x in node.inputs:
                 self.users[x].append(node)
+        self.demanded = {storage(n) for n in [*graph.roots(), *graph.pinned]}
+        for node in graph.nodes:
+            if node.op.family == "pack":
+                self.demanded.update(node.inputs)
         self.stored: set[Node] = set()
+        self.alone: set[Node] = set()
+        self.readers: dict[Node, set[Node]] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the groups."""
         self.groups: list[Group] = []
         self.home: dict[Node, Group] = {}
         self.placed: dict[Node, tuple[Node, int]] = {}
@@ -71,35 +90,29 @@ class Scheduler:
 
     # --- 2. materialise -----------------------------------------------------------------------------
 
-    def demanded(self) -> set[Node]:
-        """Nodes that must be stored whatever they cost: read from outside, pinned, or packed."""
-        found = {storage(n) for n in [*self.graph.roots(), *self.graph.pinned]}
-        for node in self.graph.nodes:
-            if node.op.family == "pack":
-                found.update(node.inputs)
-        return found
-
     def materialise(self) -> None:
         """Fill ``stored``."""
-        demanded = self.demanded()
         weight: dict[Node, int] = {}
         sources: dict[Node, frozenset[Node]] = {}
         for node in self.graph.nodes:
-            if node.op.family == "leaf" or node.op.family == "pack":
+            if node.op.family in ("leaf", "pack"):
                 weight[node], sources[node] = 0, frozenset([node] if self.is_source(node) else [])
                 continue
             while True:
-                weight[node] = node.op.cost + sum(weight[x] for x in node.inputs)
+                weight[node] = sum(weight[x] for x in node.inputs)
+                weight[node] += 0 if node.op.family in HEAVY else node.op.cost
                 sources[node] = frozenset().union(*[sources[x] for x in node.inputs])
                 if len(sources[node]) <= self.target.max_storage_buffers - 2 and weight[node] <= LARGEST:
-                    break
-                if node.op.family in HEAVY:
                     break
                 inner = max(node.inputs, key=lambda x: (len(sources[x]), weight[x]))
                 if sources[inner] <= {storage(inner)}:
                     break
                 self.keep(storage(inner), weight, sources)
-            if node.op.family in HEAVY or node in demanded or self.dear(node, weight[node]):
+            if (
+                node.op.family in HEAVY
+                or node in self.demanded
+                or self.dear(node, weight[node], len(sources[node]))
+            ):
                 self.keep(node, weight, sources)
         self.stored = {n for n in self.stored if n.op.family != "leaf"}
 
@@ -119,54 +132,85 @@ class Scheduler:
         name = node.op.name
         return name in ("param", "input", "state") or (name == "const" and node.attrs["value"].ndim > 0)
 
-    def dear(self, node: Node, weight: int) -> bool:
-        """Whether recomputing ``node`` wherever it is used would cost more than storing it."""
-        if node.op.family == "movement":
+    def dear(self, node: Node, weight: int, sources: int) -> bool:
+        """Whether recomputing ``node`` wherever it is used costs more than storing and loading it."""
+        if node.op.family == "movement" or weight == 0:
             return False
-        count, expands, operand = self.fanout(node, {})
-        return (weight > 0 and operand) or (weight > RECOMPUTE and (count > 1 or expands))
+        times, operand = self.evaluations(node, {})
+        once = weight + LOAD * sources
+        return operand or once * times > once + STORE + LOAD * times
 
-    def fanout(self, node: Node, memo: dict[Node, tuple[int, bool, bool]]) -> tuple[int, bool, bool]:
-        """Through movement: how many consumers, whether some evaluate an element more than once, whether
-        some are contractions.
-        """
+    def evaluations(self, node: Node, memo: dict[Node, tuple[float, bool]]) -> tuple[float, bool]:
+        """Through movement: how often each element would be evaluated, and whether for a contraction."""
         if node in memo:
             return memo[node]
-        count, expands, operand = 0, False, False
+        times, operand = 0.0, False
         for user in self.users[node]:
             if user.op.family == "movement" and user not in self.stored:
-                more, wider, contracted = self.fanout(user, memo)
-                grows = user.size > node.size and uniform_value(node) is None
-                count, expands = count + more, expands or wider or (grows and more > 0)
+                more, contracted = self.evaluations(user, memo)
+                times += more * user.size / max(node.size, 1)
                 operand = operand or contracted
             else:
-                count += 1
-                expands = expands or user.op.family == "index"
+                times += user.size / max(node.size, 1) if user.op.family == "index" else 1
                 operand = operand or user.op.family == "contract"
-        memo[node] = (count, expands, operand)
+        memo[node] = (times, operand)
         return memo[node]
 
     # --- 3. group -----------------------------------------------------------------------------------
 
-    def reads(self, node: Node) -> Reads:
-        """What evaluating ``node`` loads."""
-        found = Reads()
-        seen: set[tuple[int, bool]] = set()
-        stack = [(x, node.op.family == "elementwise") for x in node.inputs]
-        if node.op.name == "reshape":
-            stack = [(x, True) for x in node.inputs]
+    def reads(self, node: Node, coords: tuple[Expr, ...]) -> dict[Node, set[Expr]]:
+        """The flat indices at which evaluating ``node`` at ``coords`` loads each source."""
+        ix = self.ix
+        found: dict[Node, set[Expr]] = {}
+        seen: set[tuple[int, tuple[int, ...]]] = set()
+        stack = self.operands(node, coords)
         while stack:
-            x, linear = stack.pop()
-            if (x.id, linear) in seen:
+            x, at = stack.pop()
+            key = (x.id, tuple(c.uid for c in at))
+            if key in seen:
                 continue
-            seen.add((x.id, linear))
-            base = storage(x)
-            if base in self.stored or (base.op.family in ("leaf", "pack") and self.is_source(base)):
-                (found.linear if linear else found.scattered).add(base)
-                continue
-            straight = (linear and x.op.family in ("elementwise", "random")) or x.op.name == "reshape"
-            stack.extend((y, linear and straight) for y in x.inputs)
+            seen.add(key)
+            if x in self.stored or x.op.family == "pack" or (x.op.family == "leaf" and self.is_source(x)):
+                found.setdefault(x, set()).add(ix.ravel(at, x.shape))
+            elif x.op.name == "reshape" and storage(x) in self.stored:
+                base = storage(x)
+                found.setdefault(base, set()).add(ix.ravel(at, x.shape))
+            elif x.op.family != "leaf":
+                stack.extend(self.operands(x, at))
         return found
+
+    def operands(self, node: Node, coords: tuple[Expr, ...]) -> list[tuple[Node, tuple[Expr, ...]]]:
+        """The operands of a node that is no reduction, with the coordinates at which it reads them."""
+        ix, family = self.ix, node.op.family
+        if family == "movement":
+            return [(node.inputs[0], node.op.index_map(node, coords, ix)[0])]  # type: ignore[attr-defined]
+        if family == "concat":
+            axis, start, parts = node.attrs["axis"], 0, []
+            for x in node.inputs:
+                at = ix.add(coords[axis], ix.const(-start))
+                parts.append((x, (*coords[:axis], at, *coords[axis + 1 :])))
+                start += x.shape[axis]
+            return parts
+        if family == "index":
+            x, ids = node.inputs
+            size = x.shape[0 if node.op.name == "gather" else -1]
+            index = ix.dyn(ix.register(f"%{ids.id}", "i32"), size)
+            inner = node.op.index_map(node, coords, index)  # type: ignore[attr-defined]
+            return [(x, inner), (ids, coords[: ids.ndim])]
+        if family == "random":
+            return []
+        return [(x, coords) for x in node.inputs]
+
+    def body_reads(self, node: Node, domain: Domain) -> dict[Node, set[Expr]]:
+        """What the terms of a reduction load."""
+        (x,), row = node.inputs, self.ix.unravel(domain.row, node.shape)
+        if node.op.name == "fold":
+            at = self.ix.unravel(domain.along, x.shape[-2:])
+            coords = node.op.source(node, row, at, self.ix)[0]  # type: ignore[attr-defined]
+        else:
+            coords = full_coords(self.ix, node, row, domain.along)
+        probe = Node(-1, ew.copy, (x,), {}, x.shape, x.dtype)
+        return self.reads(probe, coords)
 
     def group(self) -> None:
         """Assign every stored node to a group."""
@@ -175,59 +219,155 @@ class Scheduler:
                 offsets = zip(node.inputs, node.attrs["offsets"], strict=True)
                 self.placed.update({part: (node, offset) for part, offset in offsets})
                 self.writers[node] = [self.home[part] for part in dict.fromkeys(node.inputs)]
-            if node not in self.stored or node in self.home:
-                continue
-            reads = self.reads(node)
-            host = None if node.op.family in HEAVY else self.host(node, reads)
-            if host is None:
-                heavy = node if node.op.family in HEAVY else None
-                host = Group(len(self.groups), node.size, heavy)
-                self.groups.append(host)
-            self.join(host, node, reads)
+            elif node in self.stored:
+                self.assign(node)
 
-    def join(self, group: Group, node: Node, reads: Reads) -> None:
+    def assign(self, node: Node) -> None:
+        """Put a stored node into the best group that can compute it, or a new one."""
+        family = node.op.family
+        if family == "contract":
+            found = {x: {self.ix.register("any", "i32")} for x in self.sources(node)}
+            self.join(self.new_group(node.size, heavy=node), node, found)
+            return
+        domain = Domain(self.ix, node) if family == "reduce" else None
+        if node.size and node not in self.alone:
+            for group in self.candidates(node, domain):
+                there = group.domain or domain
+                found = self.reads_in(group, node, there)
+                if found is not None and self.can_join(group, node, found, there):
+                    group.domain = there
+                    self.join(group, node, found)
+                    return
+        group = self.new_group(domain.size if domain else node.size, domain=domain)
+        if domain:
+            self.join(group, node, self.body_reads(node, domain))
+        else:
+            flat = self.ix.var("i", node.size)
+            self.join(group, node, self.reads(node, self.ix.unravel(flat, node.shape)))
+
+    def sources(self, node: Node) -> set[Node]:
+        """What a node loads, wherever."""
+        found, stack, seen = set(), list(node.inputs), set()
+        while stack:
+            x = stack.pop()
+            if x in seen:
+                continue
+            seen.add(x)
+            base = storage(x)
+            if base in self.stored or (base.op.family in ("leaf", "pack") and self.is_source(base)):
+                found.add(base)
+            else:
+                stack.extend(base.inputs)
+        return found
+
+    def new_group(self, size: int, heavy: Node | None = None, domain: Domain | None = None) -> Group:
+        """An empty group."""
+        self.groups.append(Group(len(self.groups), size, heavy, domain))
+        return self.groups[-1]
+
+    def candidates(self, node: Node, domain: Domain | None) -> list[Group]:
+        """Groups whose space suits ``node``: those that made its operands first, the latest first."""
+        sources = self.sources(node)
+        makers = {g for x in sources for g in self.makers(x)}
+        found = []
+        for group in self.groups:
+            if domain is not None:
+                if group.heavy is not None or group.size != domain.size:
+                    continue
+                if group.domain is None and not self.enough_rows(domain):
+                    continue
+                if group.domain is not None and not group.domain.same(domain):
+                    continue
+            elif node.size != group.size and (group.domain is None or node.size != group.domain.rows):
+                continue
+            elif (
+                group.domain is not None
+                and node.size == group.size != group.domain.rows
+                and not self.enough_rows(group.domain)
+            ):
+                continue
+            shares = group.heavy is None and bool(group.loads & sources)
+            if group.number in makers or shares:
+                found.append(group)
+        found.sort(key=lambda g: (g.number in makers, g.number), reverse=True)
+        return found
+
+    def enough_rows(self, domain: Domain) -> bool:
+        """Whether one thread (or workgroup) a row keeps the adapter busy."""
+        return domain.rows >= LEAST_ROWS[self.target.adapter_class]
+
+    def reads_in(self, group: Group, node: Node, domain: Domain | None) -> dict[Node, set[Expr]] | None:
+        """What ``node`` would load in ``group``, or None if it needs a member at other coordinates."""
+        ix = self.ix
+        if node.op.family == "reduce":
+            assert domain is not None
+            found = self.body_reads(node, domain)
+        elif domain is None:
+            flat = ix.var("i", node.size)
+            found = self.reads(node, ix.unravel(flat, node.shape))
+        else:
+            index = domain.full if node.size == domain.size else domain.row
+            found = self.reads(node, ix.unravel(index, node.shape))
+        for source, indices in found.items():
+            if self.home.get(source) is not group and source.op.family != "pack":
+                continue
+            if source.op.family == "pack":
+                if group.number in self.makers(source):
+                    return None
+                continue
+            if domain is None:
+                own = ix.var("i", source.size)
+            else:
+                own = domain.full if source.size == domain.size else domain.row
+            if indices != {own}:
+                return None
+        return found
+
+    def can_join(
+        self, group: Group, node: Node, found: dict[Node, set[Expr]], domain: Domain | None
+    ) -> bool:
+        """Whether ``group`` stays acyclic and within the adapter's bindings with ``node``."""
+        members = set(group.members)
+        loads = (group.loads | set(found)) - members
+        written = [m for m in [*group.members, node] if self.leaves(m, group, node)]
+        if len(loads) + len(written) > self.target.max_storage_buffers:
+            return False
+        if domain is not None and group.domain is None and any(m.size != domain.size for m in group.members):
+            return False
+        others = {g for x in found for g in self.makers(x)} - {group.number}
+        return not any(self.depends(g, group.number) for g in others)
+
+    def leaves(self, member: Node, group: Group, coming: Node | None = None) -> bool:
+        """Whether a member is read by another group or the outside, as far as is known."""
+        if member in self.demanded:
+            return True
+        readers = self.readers.get(member, set())
+        return not readers or any(
+            self.home.get(r) not in (None, group) and r is not coming for r in readers
+        )
+
+    def find_readers(self) -> None:
+        """Fill ``readers``: which stored nodes load which."""
+        for node in self.stored:
+            for source in self.sources(node):
+                self.readers.setdefault(source, set()).add(node)
+
+    def join(self, group: Group, node: Node, found: dict[Node, set[Expr]]) -> None:
         """Compute ``node`` in ``group``."""
-        own = set(group.members)
+        own = self.ix.var("i", node.size)
+        for source, indices in found.items():
+            if self.home.get(source) is group:
+                continue
+            flat = group.domain is None and indices == {own} and source.size == node.size
+            (group.linear if flat else group.scattered).add(source)
         group.members.append(node)
-        group.linear |= reads.linear - own
-        group.scattered |= reads.scattered
-        group.deps |= {g for x in reads.linear | reads.scattered for g in self.makers(x)} - {group.number}
+        group.deps |= {g for x in found for g in self.makers(x)} - {group.number}
         self.home[node] = group
         self.writers[node] = [group]
 
     def makers(self, source: Node) -> set[int]:
         """Numbers of the groups that write a source."""
         return {g.number for g in self.writers.get(source, [])}
-
-    def host(self, node: Node, reads: Reads) -> Group | None:
-        """The best existing group that can also compute ``node``."""
-        if node.size == 0:
-            return None
-        linked = {g for x in reads.linear for g in self.makers(x)}
-        candidates = [g for g in self.groups if g.size == node.size]
-        candidates.sort(key=lambda g: (g.number in linked, g.number), reverse=True)
-        for group in candidates:
-            related = group.number in linked or (
-                group.heavy is None and (group.linear | group.scattered) & (reads.linear | reads.scattered)
-            )
-            if related and self.can_join(group, node, reads):
-                return group
-        return None
-
-    def can_join(self, group: Group, node: Node, reads: Reads) -> bool:
-        """Whether ``node`` may be computed in ``group``: element by element, acyclic, within bindings."""
-        own = set(group.members)
-        if reads.scattered & own:
-            return False
-        if any(group.number in self.makers(x) for x in reads.scattered):
-            return False
-        if any(x not in own and group.number in self.makers(x) for x in reads.linear):
-            return False  # a pack this group writes a part of
-        loads = (group.linear | group.scattered | reads.linear | reads.scattered) - own
-        if len(loads) + len(own) + 1 > self.target.max_storage_buffers:
-            return False
-        others = {g for x in reads.linear | reads.scattered for g in self.makers(x)} - {group.number}
-        return not any(self.depends(g, group.number) for g in others)
 
     def depends(self, group: int, on: int) -> bool:
         """Whether ``group`` runs after ``on``."""
@@ -264,11 +404,11 @@ class Scheduler:
             return False
         same = self.aliases(leaf)
         writers = self.writers[value]
-        readers = [g for g in self.groups if same & (g.linear | g.scattered)]
+        readers = [g for g in self.groups if same & g.loads]
         for group in writers:
             if same & group.scattered or (same - {leaf}) & group.linear:
                 return False
-            if leaf in group.linear and not self.reads_leaf_in_step(group, leaf, value):
+            if leaf in group.linear and (group.domain is not None or group.size != leaf.size):
                 return False
         before = [g for g in readers if g not in writers]
         if any(self.depends(reader.number, writer.number) for reader in before for writer in writers):
@@ -280,26 +420,30 @@ class Scheduler:
         self.placed[value] = (leaf, 0)
         return True
 
-    def reads_leaf_in_step(self, group: Group, leaf: Node, value: Node) -> bool:
-        """The leaf's flat index equals the store's: both have the group's size."""
-        return group.size == leaf.size == value.size
-
     def commit_by_copy(self, leaf: Node, value: Node) -> None:
         """Store a temporary, and copy it over when every reader has run."""
         temporary = Node(len(self.graph.nodes), ew.copy, (value,), {}, leaf.shape, leaf.dtype, leaf.sites)
         self.graph.nodes.append(temporary)
         same = self.aliases(leaf)
-        group = Group(len(self.groups), leaf.size, None)
-        readers = {g.number for g in self.groups if same & (g.linear | g.scattered)}
-        self.groups.append(group)
+        readers = {g.number for g in self.groups if same & g.loads}
         self.stored.add(temporary)
-        self.join(group, temporary, Reads(linear={value}))
+        group = self.new_group(leaf.size)
+        self.join(group, temporary, {value: {self.ix.var("i", leaf.size)}})
         group.deps |= readers
         self.placed[temporary] = (leaf, 0)
 
     def written(self) -> set[Node]:
         """Members that another kernel or the outside reads; the rest stay in registers."""
-        return self.demanded().union(*[g.linear | g.scattered for g in self.groups])
+        return self.demanded.union(self.placed, *[g.loads for g in self.groups])
+
+    def overfull(self) -> Group | None:
+        """A group that needs more bindings than the adapter has, if any."""
+        written = self.written()
+        for group in self.groups:
+            stores = sum(m in written for m in group.members)
+            if len(group.members) > 1 and len(group.loads) + stores > self.target.max_storage_buffers:
+                return group
+        return None
 
     # --- order --------------------------------------------------------------------------------------
 
@@ -309,12 +453,12 @@ class Scheduler:
         placed: set[int] = set()
         waiting = list(self.groups)
         while waiting:
-            ready = [g for g in waiting if g.deps <= placed]
-            if not ready:
+            ready = next((g for g in waiting if g.deps <= placed), None)
+            if ready is None:
                 raise CompileError("internal error: the kernels depend on each other in a circle")
-            done.append(ready[0])
-            placed.add(ready[0].number)
-            waiting.remove(ready[0])
+            done.append(ready)
+            placed.add(ready.number)
+            waiting.remove(ready)
         return done
 
 
@@ -323,8 +467,21 @@ def schedule(graph: Graph, target: Target = DEFAULT) -> Schedule:
     small = simplify(graph, target)
     state = Scheduler(small, target)
     state.materialise()
+    state.find_readers()
     state.group()
+    while (group := state.overfull()) is not None:
+        state.alone.add(group.members[-1])
+        state.restart()
+        state.group()
     state.commit()
-    written = state.written() | set(state.placed)
-    kernels = [lower(g.heavy, g.members, state.stored, written) for g in state.order() if g.size]
+    written = state.written()
+    kernels = [_lowered(g, state.stored, written) for g in state.order() if g.members[0].size]
     return Schedule(small, target, kernels, state.placed)
+
+
+def _lowered(group: Group, stored: set[Node], written: set[Node]) -> ScheduledKernel:
+    if group.heavy is not None:
+        return lower_contract(group.heavy, group.members, stored, written)
+    if group.domain is not None:
+        return lower_rows(group.members, group.domain, stored, written)
+    return lower_map(group.members, stored, written)

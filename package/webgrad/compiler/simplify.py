@@ -309,12 +309,12 @@ def _split_k(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Mapping[str, 
     node = Node(0, op, inputs, attrs, *op.infer(inputs, attrs))
     form = op.form(node)  # type: ignore[attr-defined]
     blocks = form.batch * -(-form.m // 8) * -(-form.n // 8)
-    wanted = min(_BLOCKS // max(blocks, 1), form.k // 256)
+    wanted = min(_BLOCKS // max(blocks, 1), numel(form.k) // 256)
     if wanted < 2:
         return None
     a, b = inputs
     if op.name == "matmul":
-        parts = _divisor(form.k, wanted)
+        parts = _divisor(numel(form.k), wanted)
         if parts == 1:
             return None
         lead, (rows, k), cols = a.shape[:-2], a.shape[-2:], b.shape[-1]

@@ -26,12 +26,15 @@ Access = Callable[[Any, Any, Any, Any], tuple[Coords, Any]]
 
 @dataclass(frozen=True)
 class MatrixForm:
-    """``out[b, m, n] = Σ_k left(b, m, k) · right(b, n, k)``; operands are input numbers."""
+    """``out[b, m, n] = Σ_k left(b, m, k) · right(b, n, k)``; operands are input numbers.
+
+    ``k`` is the shape over which the sum runs; access functions get its flat index.
+    """
 
     batch: int
     m: int
     n: int
-    k: int
+    k: Shape
     left: int
     right: int
     left_at: Access
@@ -80,7 +83,7 @@ class MatMul(Contract):
         a, b = node.inputs
         lead = a.shape[:-2]
         return MatrixForm(
-            numel(lead), a.shape[-2], b.shape[-1], a.shape[-1], 0, 1,
+            numel(lead), a.shape[-2], b.shape[-1], a.shape[-1:], 0, 1,
             lambda ix, batch, row, k: ((*ix.unravel(batch, lead), row, k), None),
             lambda ix, batch, col, k: ((*ix.unravel(batch, lead), k, col), None),
             lambda ix, batch, row, col: (*ix.unravel(batch, lead), row, col),
@@ -167,7 +170,7 @@ class Conv(ConvForm):
             image, i, j = ix.unravel(n, (images, oh, ow))
             return (image, ix.add(ix.mul(g, og), m), i, j)
 
-        return MatrixForm(groups, og, images * oh * ow, cg * kh * kw, 1, 0, weight, patch, result)
+        return MatrixForm(groups, og, images * oh * ow, (cg, kh, kw), 1, 0, weight, patch, result)
 
 
 class ConvInputGrad(ConvForm):
@@ -231,7 +234,7 @@ class ConvInputGrad(ConvForm):
             image, i, j = ix.unravel(n, (images, h, wide))
             return (image, ix.add(ix.mul(g, cg), m), i, j)
 
-        return MatrixForm(groups, cg, images * h * wide, og * kh * kw, 1, 0, weight, spread, result)
+        return MatrixForm(groups, cg, images * h * wide, (og, kh, kw), 1, 0, weight, spread, result)
 
 
 class ConvWeightGrad(ConvForm):
@@ -278,7 +281,7 @@ class ConvWeightGrad(ConvForm):
         def result(ix: Any, g: Any, m: Any, n: Any) -> Coords:
             return (ix.add(ix.mul(g, og), m), *ix.unravel(n, (cg, kh, kw)))
 
-        return MatrixForm(groups, og, cg * kh * kw, images * oh * ow, 1, 0, slope, patch, result)
+        return MatrixForm(groups, og, cg * kh * kw, (images, oh, ow), 1, 0, slope, patch, result)
 
 
 matmul_, conv = MatMul(), Conv()

@@ -59,7 +59,8 @@ class Reshape(Movement):
         return args[0].reshape(attrs["shape"])
 
     def index_map(self, node: Node, coords: Coords, ix: Any) -> tuple[Coords, Any]:
-        return ix.unravel(ix.ravel(coords, node.shape), node.inputs[0].shape), None
+        inside = [ix.within(c, n) for c, n in zip(coords, node.shape, strict=True)]
+        return ix.unravel(ix.ravel(inside, node.shape), node.inputs[0].shape), None
 
 
 class Permute(Movement):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from webgrad.compiler.indexing import Expr
-from webgrad.compiler.kernels import Contraction, Reduction, ScheduledKernel
+from webgrad.compiler.kernels import Contraction, Rows, ScheduledKernel
 from webgrad.compiler.plan import Plan
 from webgrad.compiler.program import Program, Range
 from webgrad.compiler.target import Target
@@ -212,43 +212,42 @@ class KernelRun:
 
     def run(self) -> None:
         """Compute every value, then store."""
-        kernel, body = self.kernel, self.kernel.body
-        size = int(np.prod(kernel.space, dtype=np.int64))
+        body = self.kernel.body
         if isinstance(body, Contraction):
-            self.env = {
-                "b": np.arange(body.batch).reshape(-1, 1, 1),
-                "m": np.arange(body.m).reshape(1, -1, 1),
-                "k": np.arange(body.k).reshape(1, 1, -1),
-            }
-            left = np.broadcast_to(self.value(body.left), (body.batch, body.m, body.k))
-            self.memo.clear()
-            self.env = {
-                "b": np.arange(body.batch).reshape(-1, 1, 1),
-                "n": np.arange(body.n).reshape(1, 1, -1),
-                "k": np.arange(body.k).reshape(1, -1, 1),
-            }
-            right = np.broadcast_to(self.value(body.right), (body.batch, body.k, body.n))
-            total = np.matmul(left, right)
-            self.memo.clear()
-            self.env["m"] = np.arange(body.m).reshape(1, -1, 1)
+            self._contract(body)
+        elif isinstance(body, Rows):
+            self._rows(body)
         else:
-            self.env = {"i": np.arange(size)}
-            if isinstance(body, Reduction):
-                self.env = {"i": np.arange(size).reshape(-1, 1), "r": np.arange(body.length).reshape(1, -1)}
-                terms = np.broadcast_to(self.value(body.body), (size, body.length))
-                op = body.op if body.op.name != "fold" else _SUM
-                total = op.numpy({"axes": (1,)}, terms)
-                self.memo.clear()
-                self.env = {"i": np.arange(size)}
-        if body is not None:
-            self.env["total"] = total
-        results = [(s, self.value(s.index), self.value(s.value)) for s in kernel.stores]
+            self.env = {"i": np.arange(int(np.prod(self.kernel.space, dtype=np.int64)))}
+        results = [(s, self.value(s.index), self.value(s.value)) for s in self.kernel.stores]
         for store, index, value in results:
             place = self.session.plan.where(store.node)
             out = self.session.bytes_of(place, store.node.nbytes).view(STORED_DTYPES[store.node.dtype])
             shape = np.broadcast_shapes(np.shape(index), np.shape(value))
             at = np.broadcast_to(index, shape).ravel()
             out[at] = np.broadcast_to(value, shape).ravel().astype(out.dtype)
+
+    def _contract(self, body: Contraction) -> None:
+        """The product, over axes (b, m, n)."""
+        batch, m, n = (np.arange(size) for size in (body.batch, body.m, body.n))
+        sizes = [size for _, size in body.loops]
+        along = np.unravel_index(np.arange(body.k), sizes) if body.k else [np.arange(0)] * len(sizes)
+        k = {name: at for (name, _), at in zip(body.loops, along, strict=True)}
+        self.env = {"b": batch[:, None, None], "m": m[:, None], **k}
+        left = np.broadcast_to(self.value(body.left), (body.batch, body.m, body.k))
+        self.memo.clear()
+        self.env = {"b": batch[:, None, None], **{name: at[:, None] for name, at in k.items()}, "n": n}
+        right = np.broadcast_to(self.value(body.right), (body.batch, body.k, body.n))
+        self.memo.clear()
+        self.env = {"b": batch[:, None, None], "m": m[:, None], "n": n, "total0": np.matmul(left, right)}
+
+    def _rows(self, body: Rows) -> None:
+        """The reductions, over axes (i, r)."""
+        self.env = {"i": np.arange(body.rows)[:, None], "r": np.arange(body.length)}
+        for reduction in body.reductions:
+            terms = np.broadcast_to(self.value(reduction.body), (body.rows, body.length))
+            op = _SUM if reduction.op.name == "fold" else reduction.op
+            self.env[reduction.register] = op.numpy({"axes": (1,)}, terms)[:, None]
 
     def value(self, e: Expr) -> Any:
         """The expression at every point."""
@@ -265,6 +264,8 @@ class KernelRun:
         if kind == "sum":
             coefficients, constant = e.attr
             return sum((self.value(a) * c for a, c in zip(args, coefficients, strict=True)), constant)
+        if kind == "within":
+            return self.value(args[0])
         if kind == "div":
             return self.value(args[0]) // e.attr
         if kind == "mod":

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from webgrad.compiler.indexing import Expr
 from webgrad.compiler.kernels import Contraction
 from webgrad.compiler.target import Target
-from webgrad.wgsl.map_reduce import Grid, launch
+from webgrad.wgsl.rows import Grid, launch
 from webgrad.wgsl.writer import KernelWriter
 
 BLOCKS = [(m, n) for m in (8, 4, 2, 1) for n in (8, 4, 1)]
@@ -71,18 +71,22 @@ def emit_contract(w: KernelWriter) -> tuple[str, Grid]:
     kind = "vec4<f32>" if lanes == 4 else "f32"
     for name in acc.values():
         w.line(f"var {name}: {kind};")
-    unroll = 4 if c.k % 4 == 0 and _wants_unroll(w, c, rows, cols) else 1
-    w.open(f"for (var k = 0; k < {c.k // unroll}; k++)", "k")
-    k = w.ix.var("k", max(c.k // unroll, 1))
-    steps = [w.ix.add(w.ix.mul(k, unroll), w.ix.const(u)) for u in range(unroll)]
-    left = _load(w, _at(w, c.left, "m", rows, c, steps), along_columns=False)
-    right = _load(w, _at(w, c.right, "n", cols, c, steps), along_columns=lanes == 4)
+    *outer, (name, length) = c.loops
+    unroll = 4 if length % 4 == 0 and _wants_unroll(w, c, rows, cols) else 1
+    for variable, size_ in outer:
+        w.open(f"for (var {variable} = 0; {variable} < {size_}; {variable}++)", variable)
+    w.open(f"for (var {name} = 0; {name} < {length // unroll}; {name}++)", name)
+    steps = _steps(w, c, unroll)
+    tables = _at(w, c.left, "m", rows, c, steps), _at(w, c.right, "n", cols, c, steps)
+    w.count_uses([e for table in tables for e in table.values()])
+    left, right = (_load(w, table) for table in tables)
     for u in range(unroll):
         for g in range(tn // lanes):
             column = _column(w, right, u, g, lanes)
             for i in range(tm):
                 w.line(f"{acc[i, g]} += {left.texts[i, u]} * {column};")
-    w.close()
+    for _ in c.loops:
+        w.close()
     _epilogue(w, c, tm, tn, lanes, acc)
     return w.module(size, threads, grid), grid
 
@@ -106,7 +110,7 @@ def _at(
     w: KernelWriter, operand: Expr, along: str, lines: list[Expr], c: Contraction, steps: list[Expr]
 ) -> dict[tuple[int, int], Expr]:
     """The operand at every (line, step)."""
-    line_var, k_var = w.ix.var(along, c.m if along == "m" else c.n), w.ix.var("k", c.k)
+    line_var, k_var = w.ix.var(along, c.m if along == "m" else c.n), w.ix.var(*c.loops[-1])
     found = {}
     for i, line in enumerate(lines):
         for u, step in enumerate(steps):
@@ -114,10 +118,16 @@ def _at(
     return found
 
 
+def _steps(w: KernelWriter, c: Contraction, unroll: int) -> list[Expr]:
+    """The innermost index of k at each step of one turn of its loop."""
+    name, length = c.loops[-1]
+    turn = w.ix.mul(w.ix.var(name, length // unroll), unroll)
+    return [w.ix.add(turn, w.ix.const(u)) for u in range(unroll)]
+
+
 def _wants_unroll(w: KernelWriter, c: Contraction, rows: list[Expr], cols: list[Expr]) -> bool:
     """Whether an operand is contiguous along k, so that four steps load one vec4."""
-    k = w.ix.var("k", c.k // 4)
-    steps = [w.ix.add(w.ix.mul(k, 4), w.ix.const(u)) for u in range(4)]
+    steps = _steps(w, c, 4)
     for operand, along, lines in ((c.left, "m", rows), (c.right, "n", cols)):
         table = _at(w, operand, along, lines[:1], c, steps)
         if _vector(w, [table[0, u] for u in range(4)]) is not None:
@@ -142,7 +152,7 @@ def _vector(w: KernelWriter, four: list[Expr]) -> Expr | None:
     return w.ix.div(start, 4)
 
 
-def _load(w: KernelWriter, table: dict[tuple[int, int], Expr], along_columns: bool) -> Operand:
+def _load(w: KernelWriter, table: dict[tuple[int, int], Expr]) -> Operand:
     """Load an operand's block for this step of the loop."""
     lines = 1 + max(i for i, _ in table)
     unroll = 1 + max(u for _, u in table)
@@ -198,12 +208,12 @@ def _epilogue(
     w.line(f"let m = mt * {tm} + i;")
     if c.m % tm:
         w.line(f"if (m >= {c.m}) {{ break; }}")
-    w.open(f"for (var j = 0; j < {tn}; j++)", "n", "total")
+    w.open(f"for (var j = 0; j < {tn}; j++)", "n", "total0")
     w.line(f"let n = nt * {tn} + j;")
     if c.n % tn:
         w.line(f"if (n >= {c.n}) {{ break; }}")
     lane = f"block[i * {groups} + j / 4][j % 4]" if lanes == 4 else f"block[i * {groups} + j]"
-    w.line(f"let total = {lane};")
-    w.stores()
+    w.line(f"let total0 = {lane};")
+    w.stores(w.kernel.stores)
     w.close()
     w.close()

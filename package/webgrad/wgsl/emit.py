@@ -1,6 +1,6 @@
 """Plan → kernels: WGSL text, bindings and grid of every scheduled kernel.
 
-The templates of the kernel families are in `map_reduce` and `contract`; all share `KernelWriter`.
+The templates of the kernel families are in `rows` and `contract`; all share `KernelWriter`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from webgrad.compiler.plan import Plan
 from webgrad.compiler.program import Binding
 from webgrad.errors import CompileError
 from webgrad.wgsl.contract import emit_contract
-from webgrad.wgsl.map_reduce import emit_map, emit_reduce
+from webgrad.wgsl.rows import emit_map, emit_rows
 from webgrad.wgsl.writer import KernelWriter
 
-FAMILIES = {"map": emit_map, "reduce": emit_reduce, "contract": emit_contract}
+FAMILIES = {"map": emit_map, "row": emit_rows, "contract": emit_contract}
 
 
 @dataclass(frozen=True)

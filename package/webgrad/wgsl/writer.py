@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from webgrad.compiler.indexing import Expr, Indexer
-from webgrad.compiler.kernels import ScheduledKernel
+from webgrad.compiler.kernels import ScheduledKernel, Store
 from webgrad.compiler.plan import Plan
 from webgrad.compiler.program import Access, Binding
 from webgrad.compiler.simplify import storage
@@ -79,9 +79,10 @@ class KernelWriter:
         self.scalars_used = False
         self._count = 0
         self.written = {plan.where(s.node)[0] for s in kernel.stores}
-        self._count_uses(kernel.roots())
+        self.count_uses(kernel.roots())
 
-    def _count_uses(self, roots: list[Expr]) -> None:
+    def count_uses(self, roots: list[Expr]) -> None:
+        """Note which of these expressions share parts: those get names."""
         stack = list(roots)
         for root in roots:
             self.uses[root.uid] = self.uses.get(root.uid, 0) + 1
@@ -235,6 +236,8 @@ class KernelWriter:
         kind, args = e.kind, e.args
         if kind == "sum":
             return self._sum(e)
+        if kind == "within":
+            return self.text(args[0])
         if kind == "div":
             return f"({self.text(args[0])} / {e.attr})"
         if kind == "mod":
@@ -248,8 +251,8 @@ class KernelWriter:
             return self._ge0(args[0])
         if kind == "eq0":
             return f"({self.text(args[0])} == 0)"
-        if kind == "and":
-            return f"({self.text(args[0])} && {self.text(args[1])})"
+        if kind == "and":  # not &&: a short circuit is a branch, and drivers take seconds to unswitch loops on it
+            return f"({self.text(args[0])} & {self.text(args[1])})"
         if kind == "scalar":
             return self._scalar(e)
         if kind == "load":
@@ -302,7 +305,7 @@ class KernelWriter:
     def index_text(self, e: Expr, size: int) -> str:
         """An index, clamped unless its bounds show that it is inside."""
         text = self.text(e)
-        return text if e.lo >= 0 and e.hi < size else f"clamp({text}, 0, {max(size - 1, 0)})"
+        return text if e.lo >= 0 and e.hi < size and not e.loose else f"clamp({text}, 0, {max(size - 1, 0)})"
 
     def _load(self, e: Expr) -> str:
         node = e.attr
@@ -318,10 +321,10 @@ class KernelWriter:
 
     # --- stores -------------------------------------------------------------------------------------
 
-    def stores(self) -> None:
-        """Write the kernel's results: every value first, so that a store in place changes no operand."""
+    def stores(self, stores: list[Store]) -> None:
+        """Write results: every value first, so that a store in place changes no operand."""
         ready = []
-        for store in self.kernel.stores:
+        for store in stores:
             value = self.value(store.value)
             index = self.text(store.index)
             ready.append((store, index, value))
