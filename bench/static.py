@@ -1,7 +1,7 @@
 """What the compiler makes of the workloads, without a browser.
 
-``python -m bench.static [--target=software|hardware] [--json] [--show=W1]`` prints dispatches, modules, peak bytes,
-bytes moved, floating-point operations and compile seconds of each training step.
+``python -m bench.static [--target=software|hardware] [--json] [--show=W1]`` prints dispatches, modules, peak
+bytes, bytes moved, floating-point operations and compile seconds of each training step.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class MLP(nn.Module):
     """Linear layers l1, l2, … with ReLU between them."""
 
     def __init__(self, *sizes: int) -> None:
-        for number, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True), 1):
+        for number, (a, b) in enumerate(pairwise(sizes), 1):
             setattr(self, f"l{number}", nn.Linear(a, b))
         self.count = len(sizes) - 1
 
@@ -111,7 +112,9 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token and position embeddings, blocks, a last LayerNorm, and the tied token table as the head."""
 
-    def __init__(self, vocabulary: int, length: int, width: int, heads: int, layers: int, activation: Any) -> None:
+    def __init__(
+        self, vocabulary: int, length: int, width: int, heads: int, layers: int, activation: Any
+    ) -> None:
         self.tok = self.param((vocabulary, width))
         self.pos = self.param((length, width))
         self.layers = [Block(width, heads, activation) for _ in range(layers)]
@@ -202,7 +205,7 @@ def initial_params(name: str) -> dict[str, NDArray[np.float32]]:
 
     if name in ("W1", "W2"):
         sizes = (1, 64, 64, 1) if name == "W1" else (784, 256, 128, 10)
-        for number, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True), 1):
+        for number, (a, b) in enumerate(pairwise(sizes), 1):
             linear(f"l{number}", a, b)
     elif name == "W4":
         weight("conv1.W", (8, 1, 3, 3), float(np.sqrt(2 / 9)))

@@ -117,7 +117,7 @@ class Indexer:
 
     def within(self, e: Expr, size: int) -> Expr:
         """``e`` taken to be in [0, size), because a mask discards what is computed where it is not."""
-        if 0 <= e.lo and e.hi < size:
+        if e.lo >= 0 and e.hi < size:
             return e
         return self._make("within", (e,), size, "i32", 0, max(size - 1, 0))
 

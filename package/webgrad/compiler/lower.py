@@ -251,7 +251,9 @@ def _kernel(
     body: Any,
     stored: set[Node],
 ) -> ScheduledKernel:
-    kernel = ScheduledKernel(kind, low.ix, members[0].shape, index, stores, body, list(_nodes(members, stored)))
+    kernel = ScheduledKernel(
+        kind, low.ix, members[0].shape, index, stores, body, list(_nodes(members, stored))
+    )
     kernel.collect()
     if any(node in low.registers for node in kernel.loads):
         raise CompileError(f"internal error: a kernel loads what it computes itself\n{kernel}")

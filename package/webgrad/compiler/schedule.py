@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from webgrad.compiler.indexing import Expr, Indexer
 from webgrad.compiler.kernels import Schedule, ScheduledKernel
 from webgrad.compiler.lower import Domain, full_coords, lower_contract, lower_map, lower_rows
-from webgrad.compiler.simplify import simplify, storage, uniform_value
+from webgrad.compiler.simplify import simplify, storage
 from webgrad.compiler.target import DEFAULT, Target
 from webgrad.errors import CompileError
 from webgrad.ir import Graph, Node
@@ -278,9 +278,7 @@ class Scheduler:
                     continue
                 if group.domain is not None and not group.domain.same(domain):
                     continue
-            elif node.size != group.size and (group.domain is None or node.size != group.domain.rows):
-                continue
-            elif (
+            elif (node.size != group.size and (group.domain is None or node.size != group.domain.rows)) or (
                 group.domain is not None
                 and node.size == group.size != group.domain.rows
                 and not self.enough_rows(group.domain)
@@ -309,11 +307,9 @@ class Scheduler:
             index = domain.full if node.size == domain.size else domain.row
             found = self.reads(node, ix.unravel(index, node.shape))
         for source, indices in found.items():
-            if self.home.get(source) is not group and source.op.family != "pack":
-                continue
-            if source.op.family == "pack":
-                if group.number in self.makers(source):
-                    return None
+            if source.op.family == "pack" and group.number in self.makers(source):
+                return None
+            if self.home.get(source) is not group:
                 continue
             if domain is None:
                 own = ix.var("i", source.size)
@@ -323,9 +319,7 @@ class Scheduler:
                 return None
         return found
 
-    def can_join(
-        self, group: Group, node: Node, found: dict[Node, set[Expr]], domain: Domain | None
-    ) -> bool:
+    def can_join(self, group: Group, node: Node, found: dict[Node, set[Expr]], domain: Domain | None) -> bool:
         """Whether ``group`` stays acyclic and within the adapter's bindings with ``node``."""
         members = set(group.members)
         loads = (group.loads | set(found)) - members
@@ -342,9 +336,7 @@ class Scheduler:
         if member in self.demanded:
             return True
         readers = self.readers.get(member, set())
-        return not readers or any(
-            self.home.get(r) not in (None, group) and r is not coming for r in readers
-        )
+        return not readers or any(self.home.get(r) not in (None, group) and r is not coming for r in readers)
 
     def find_readers(self) -> None:
         """Fill ``readers``: which stored nodes load which."""

@@ -27,9 +27,9 @@ from webgrad.ops.base import Op, pop_builder, push_builder
 class Rewriter:
     """A builder whose ``emit`` applies rules and reuses equal nodes."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, id_bounds: Mapping[str, tuple[int, int]]) -> None:
         self.nodes: list[Node] = []
-        self.target = target
+        self.target, self.id_bounds = target, id_bounds
         self.sites: tuple[Site, ...] = ()
         self._seen: dict[Any, Node] = {}
 
@@ -67,7 +67,7 @@ def _key(value: Any) -> Any:
 def simplify(graph: Graph, target: Target) -> Graph:
     """Rebuild ``graph`` from its roots. Names, captures, metrics and updates are kept."""
     live = _live(graph)
-    rewriter = Rewriter(target)
+    rewriter = Rewriter(target, graph.id_bounds)
     new: dict[int, Node] = {}
     push_builder(rewriter)
     try:
@@ -211,6 +211,24 @@ def _permute_of_permute(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Ma
 @rule("cast")
 def _cast_to_same(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
     return inputs[0] if inputs[0].dtype == attrs["dtype"] else None
+
+
+@rule("maximum", "minimum")
+def _clamp_of_a_checked_id(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
+    """Ids that the host has checked need no clamp."""
+    x, limit = inputs[0], uniform_value(inputs[1])
+    bounds = rw.id_bounds.get(_source_of_ids(x))
+    if limit is None or bounds is None or x.dtype != "i32":
+        return None
+    inside = limit <= bounds[0] if op.name == "maximum" else limit >= bounds[1]
+    return x if inside else None
+
+
+def _source_of_ids(node: Node) -> str:
+    """The input whose values ``node`` holds, moved about."""
+    while node.op.family == "movement" and node.op.name != "pad":
+        node = node.inputs[0]
+    return node.attrs["name"] if node.op.name == "input" else ""
 
 
 @rule("multiply", "divide")

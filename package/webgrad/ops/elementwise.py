@@ -466,8 +466,8 @@ class Cos(FloatUnary):
 class Relu(Unary):
     """max(x, 0), NaN kept; the slope at 0 is 0. The gradient needs only the result."""
 
-    name, signature, repeats = "relu", "number", True
-    text, int_text = "select({0}, 0.0, {0} <= 0.0)", "max({0}, {t}(0))"
+    name, signature = "relu", "number"
+    text, int_text = "wg_relu({0})", "max({0}, {t}(0))"
     reference = staticmethod(lambda x: np.where(x <= 0, np.zeros_like(x), x))
 
     def vjp(self, node: Any, dy: Any) -> tuple[Any, ...]:
@@ -486,13 +486,13 @@ class Rounding(Unary):
 class Floor(Rounding):
     """Largest integer not above x."""
 
-    name, text, int_text, reference = "floor", "floor({0})", "{0}", np.floor
+    name, text, int_text, reference = "floor", "wg_floor({0})", "{0}", np.floor
 
 
 class Ceil(Rounding):
     """Smallest integer not below x."""
 
-    name, text, int_text, reference = "ceil", "ceil({0})", "{0}", np.ceil
+    name, text, int_text, reference = "ceil", "wg_ceil({0})", "{0}", np.ceil
 
 
 class Round(Rounding):
@@ -540,13 +540,13 @@ class Eq(Compare):
 class And(Compare):
     """Both."""
 
-    name, signature, text, reference = "logical_and", "logical", "({0} && {1})", np.logical_and
+    name, signature, text, reference = "logical_and", "logical", "({0} & {1})", np.logical_and
 
 
 class Or(Compare):
     """Either."""
 
-    name, signature, text, reference = "logical_or", "logical", "({0} || {1})", np.logical_or
+    name, signature, text, reference = "logical_or", "logical", "({0} | {1})", np.logical_or
 
 
 class Xor(Compare):
@@ -632,8 +632,8 @@ class Cast(Elementwise):
     def wgsl(self, attrs: Mapping[str, Any], dtypes: tuple[str, ...], *args: str) -> str:
         (x,), (source,), target = args, dtypes, attrs["dtype"]
         if target == "bool":
-            zero = {"f32": "0.0", "i32": "0i", "u32": "0u"}
-            return f"({x} != {zero[source]})" if source in zero else x
+            whole = {"i32": f"({x} != 0i)", "u32": f"({x} != 0u)", "f32": f"wg_to_bool({x})"}
+            return whole.get(source, x)
         if source == "bool":
             return f"select({target}(0), {target}(1), {x})"
         if source == "f32":

@@ -177,10 +177,10 @@ class ArgExtremum(Reduce):
     def combine(self, dtype: str, left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
         (lv, li), (rv, ri) = left, right
         if dtype == "f32":
-            wins = f"(wg_isnan({rv}) || {rv} {self.better} {lv}) && !wg_isnan({lv})"
+            wins = f"((wg_isnan({rv}) | ({rv} {self.better} {lv})) & !wg_isnan({lv}))"
         else:
-            wins = f"{rv} {self.better} {lv}"
-        take = f"({ri} >= 0i && ({li} < 0i || ({wins})))"
+            wins = f"({rv} {self.better} {lv})"
+        take = f"(({ri} >= 0i) & (({li} < 0i) | {wins}))"
         return (f"select({lv}, {rv}, {take})", f"select({li}, {ri}, {take})")
 
 

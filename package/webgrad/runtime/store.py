@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from webgrad.arrays import check_names, convert, from_bytes
+from webgrad.arrays import as_numbers, check_names, convert, from_bytes
 from webgrad.errors import InputError, ShapeError
 from webgrad.ir import ITEM_BYTES, ArenaRange, Layout, Shape, numel
 from webgrad.runtime.executor import Executor
@@ -142,7 +142,7 @@ class Params(Mapping[str, ParamHandle]):
 
 
 def _fit(name: str, value: Any, where: ArenaRange) -> NDArray[Any]:
-    array = np.asarray(value)
+    array = as_numbers(name, value)
     if array.size != numel(where.shape):
         raise ShapeError(
             f"parameter {name!r}: expected {where.shape} ({numel(where.shape)} values), found {array.shape} "

@@ -61,17 +61,17 @@ fn wg_unordered(a: f32, b: f32) -> bool {
 
 // a < b; false with a NaN.
 fn wg_lt(a: f32, b: f32) -> bool {
-    return (a < b) && !wg_unordered(a, b);
+    return (a < b) & !wg_unordered(a, b);
 }
 
 // a <= b; false with a NaN.
 fn wg_le(a: f32, b: f32) -> bool {
-    return (a <= b) && !wg_unordered(a, b);
+    return (a <= b) & !wg_unordered(a, b);
 }
 
 // a == b; false with a NaN.
 fn wg_eq(a: f32, b: f32) -> bool {
-    return (a == b) && !wg_unordered(a, b);
+    return (a == b) & !wg_unordered(a, b);
 }
 
 // The larger; NaN if either is NaN.
@@ -196,7 +196,7 @@ fn wg_floordiv(a: f32, b: f32) -> f32 {
     }
     let zero = bitcast<f32>((bitcast<u32>(a) ^ bitcast<u32>(b)) & 0x80000000u);
     if ((size_b == 0x7f800000u) && wg_isfinite(a)) {
-        return select(zero, -1.0, (a != 0.0) && ((a < 0.0) != (b < 0.0)));
+        return select(zero, -1.0, (a != 0.0) & ((a < 0.0) != (b < 0.0)));
     }
     let quotient = wg_div(a - wg_mod(a, b), b); // an integer, but for rounding
     let whole = wg_floor(quotient);
@@ -207,14 +207,14 @@ fn wg_floordiv(a: f32, b: f32) -> f32 {
 fn wg_floordiv_i32(a: i32, b: i32) -> i32 {
     let divisor = select(b, 1i, b == 0i);
     let quotient = a / divisor;
-    let below = (a != quotient * divisor) && ((a ^ divisor) < 0i);
+    let below = (a != quotient * divisor) & ((a ^ divisor) < 0i);
     return select(select(quotient, quotient - 1i, below), 0i, b == 0i);
 }
 
 fn wg_mod_i32(a: i32, b: i32) -> i32 {
     let divisor = select(b, 1i, b == 0i);
     let rest = a - (a / divisor) * divisor;
-    return select(rest, rest + divisor, (rest != 0i) && ((rest ^ divisor) < 0i));
+    return select(rest, rest + divisor, (rest != 0i) & ((rest ^ divisor) < 0i));
 }
 
 fn wg_floordiv_u32(a: u32, b: u32) -> u32 {
@@ -228,7 +228,7 @@ fn wg_mod_u32(a: u32, b: u32) -> u32 {
 // NaN below 0; zeros and +infinity are their own roots.
 fn wg_sqrt(x: f32) -> f32 {
     let bits = bitcast<u32>(x);
-    let itself = (bits == 0x7f800000u) || ((bits & 0x7fffffffu) < 0x00800000u);
+    let itself = (bits == 0x7f800000u) | ((bits & 0x7fffffffu) < 0x00800000u);
     let ordinary = bits - 0x00800000u < 0x7f000000u;
     return bitcast<f32>(select(select(0x7fc00000u, bits, itself), bitcast<u32>(sqrt(x)), ordinary));
 }
@@ -334,11 +334,11 @@ fn wg_log1p(x: f32) -> f32 {
     let bits = bitcast<u32>(x);
     let size = bits & 0x7fffffffu;
     let shifted = bitcast<u32>(1.0 + x) + 0x004afb0du;
-    let near = (x > -0.29289) && (x < 0.41421);
+    let near = (x > -0.29289) & (x < 0.41421);
     let k = select(f32(i32(shifted >> 23u) - 127i), 0.0, near);
     let f = select(bitcast<f32>((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0, x, near);
     var value = bitcast<u32>(wg_log_sum(k, f));
-    value = select(value, bits, (size < 0x33000000u) || (size >= 0x7f800000u)); // keeps -0
+    value = select(value, bits, (size < 0x33000000u) | (size >= 0x7f800000u)); // keeps -0
     let edge = select(0x7fc00000u, 0xff800000u, bits == 0xbf800000u);
     return bitcast<f32>(select(value, edge, bits >= 0xbf800000u));
 }
@@ -435,7 +435,7 @@ fn wg_exp2_sum(head: f32, tail: f32) -> f32 {
 fn wg_pow(x: f32, y: f32) -> f32 {
     let size_x = bitcast<u32>(x) & 0x7fffffffu;
     let size_y = bitcast<u32>(y) & 0x7fffffffu;
-    let flat = (size_x < 0x00800000u) || (size_x >= 0x7f800000u); // zero, infinity, NaN
+    let flat = (size_x < 0x00800000u) | (size_x >= 0x7f800000u); // zero, infinity, NaN
     let log2_x = wg_log2_parts(bitcast<f32>(select(size_x, 0x3f800000u, flat)));
     let times = select(select(y, -4294967296.0, y < -4294967296.0), 4294967296.0, y > 4294967296.0);
     let times_head = wg_head(times);
@@ -444,11 +444,11 @@ fn wg_pow(x: f32, y: f32) -> f32 {
     let magnitude = select(ordinary, select(0u, 0x7f800000u, (size_x >= 0x7f800000u) == (y > 0.0)), flat);
 
     let negative = bitcast<u32>(x) >> 31u;
-    let whole = (size_y >= 0x4b000000u) || (floor(y) == y);
-    let odd = select(0u, bitcast<u32>(i32(y)) & 1u, whole && (size_y < 0x4b800000u));
-    let invalid = (negative == 1u) && !flat && !whole;
-    let bits = select(magnitude | ((negative & odd) << 31u), 0x7fc00000u, invalid || wg_unordered(x, y));
-    let one = (size_y == 0u) || (bitcast<u32>(x) == 0x3f800000u);
+    let whole = (size_y >= 0x4b000000u) | (floor(y) == y);
+    let odd = select(0u, bitcast<u32>(i32(y)) & 1u, whole & (size_y < 0x4b800000u));
+    let invalid = (negative == 1u) & !flat & !whole;
+    let bits = select(magnitude | ((negative & odd) << 31u), 0x7fc00000u, invalid | wg_unordered(x, y));
+    let one = (size_y == 0u) | (bitcast<u32>(x) == 0x3f800000u);
     return bitcast<f32>(select(bits, 0x3f800000u, one));
 }
 

@@ -1,9 +1,9 @@
 """Templates of the map and row families.
 
-    map   one thread an element
-    row   one thread a row: a loop over the row for each stage of reductions, in runs of at most 256 terms, so
-          that no chain of roundings is long; results per element are stored in the first loop that can
-          or, on hardware adapters, one workgroup a row, its partial results combined in shared memory
+map   one thread an element
+row   one thread a row: a loop over the row for each stage of reductions, in runs of at most 256 terms, so
+      that no chain of roundings is long; results per element are stored in the first loop that can
+      or, on hardware adapters, one workgroup a row, its partial results combined in shared memory
 """
 
 from __future__ import annotations

@@ -251,7 +251,9 @@ class KernelWriter:
             return self._ge0(args[0])
         if kind == "eq0":
             return f"({self.text(args[0])} == 0)"
-        if kind == "and":  # not &&: a short circuit is a branch, and drivers take seconds to unswitch loops on it
+        if (
+            kind == "and"
+        ):  # not &&: a short circuit is a branch, and drivers take seconds to unswitch loops on it
             return f"({self.text(args[0])} & {self.text(args[1])})"
         if kind == "scalar":
             return self._scalar(e)
