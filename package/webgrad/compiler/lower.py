@@ -199,10 +199,10 @@ def lower_rows(
     for node in members:
         if node.op.family == "reduce":
             row = domain.ix.unravel(domain.row, node.shape)
-            body = low.reduced(node, row, domain.along)
-            stage = _stage(body, stage_of)
+            term = low.reduced(node, row, domain.along)
+            stage = _stage(term, stage_of)
             register = f"total{len(reductions)}"
-            reductions.append(Reduction(node.op, body, node.inputs[0].dtype, register, stage))
+            reductions.append(Reduction(node.op, term, node.inputs[0].dtype, register, stage))
             stage_of[register] = stage + 1
             value, index, inner = domain.ix.register(register, node.dtype), domain.row, False
         else:

@@ -233,10 +233,10 @@ class Scheduler:
         if node.size and node not in self.alone:
             for group in self.candidates(node, domain):
                 there = group.domain or domain
-                found = self.reads_in(group, node, there)
-                if found is not None and self.can_join(group, node, found, there):
+                reads = self.reads_in(group, node, there)
+                if reads is not None and self.can_join(group, node, reads, there):
                     group.domain = there
-                    self.join(group, node, found)
+                    self.join(group, node, reads)
                     return
         group = self.new_group(domain.size if domain else node.size, domain=domain)
         if domain:
