@@ -45,7 +45,7 @@ def as_dtype(dtype: Any) -> str:
     if isinstance(dtype, str) and dtype in NUMPY_DTYPES:
         return dtype
     try:
-        kind = np.dtype(dtype).kind
+        kind = "?" if isinstance(dtype, str) and dtype == "f16" else np.dtype(dtype).kind
     except TypeError:
         kind = "?"
     if kind not in _BY_KIND:

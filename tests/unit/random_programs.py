@@ -54,7 +54,11 @@ class Draw:
 
     def floats(self, exact=False, rank=0):
         """The float values with at least ``rank`` axes."""
-        return [v for v in self.pool if v.tensor.dtype == "f32" and (v.exact or not exact) and len(v.shape) >= rank]
+        return [
+            v
+            for v in self.pool
+            if v.tensor.dtype == "f32" and (v.exact or not exact) and len(v.shape) >= rank
+        ]
 
     def any_float(self, rank=0, exact=False):
         """One of them; made from the first value if there is none."""
@@ -197,7 +201,11 @@ class Draw:
         """A product, of vectors, matrices or batches."""
         a = self.any_float(rank=1)
         inner = a.shape[-1]
-        fits = [v for v in self.floats(rank=1) if v.shape[-2:][0] == inner and _joined(v.shape[:-2], a.shape[:-2]) is not None]
+        fits = [
+            v
+            for v in self.floats(rank=1)
+            if v.shape[-2:][0] == inner and _joined(v.shape[:-2], a.shape[:-2]) is not None
+        ]
         if fits and self.number(0, 3):
             b = self.choose(fits).tensor
         else:
@@ -208,7 +216,11 @@ class Draw:
         """A choice by a condition on exact values."""
         a = self.any_float(exact=True)
         b = self.partner(a)
-        fits = [v for v in self.pool if v.tensor.dtype == "bool" and _joined(v.shape, _joined(a.shape, b.shape)) is not None]
+        fits = [
+            v
+            for v in self.pool
+            if v.tensor.dtype == "bool" and _joined(v.shape, _joined(a.shape, b.shape)) is not None
+        ]
         condition = self.choose(fits).tensor if fits and self.number(0, 1) else a.tensor > 0.25
         return Value(wg.where(condition, a.tensor, b.tensor), b.exact)
 
@@ -228,7 +240,9 @@ class Draw:
             return Value(wg.one_hot(wg.remainder(ids, 4), self.number(1, 5)), True)
         rows = wg.broadcast_to(v.tensor, (ids.size, *v.shape))
         if rows.size * 4 <= 4 * LARGEST:
-            return Value(wg.scatter_add(wg.reshape(wg.remainder(ids, 3), -1), rows, self.number(1, 4)) * 0.25, False)
+            return Value(
+                wg.scatter_add(wg.reshape(wg.remainder(ids, 3), -1), rows, self.number(1, 4)) * 0.25, False
+            )
         return v
 
     def row(self):
@@ -302,22 +316,3 @@ def _joined(a, b):
     except ValueError:
         return None
     return shape if math.prod(shape) <= LARGEST else None
-
-
-def evaluate(graph, leaves, float64=False):
-    """Every node's value by its op's NumPy meaning, on the graph as traced: nothing of the compiler.
-
-    ``leaves`` holds values of params, inputs, states and scalars by name.
-    """
-    values = {}
-    real = np.float64 if float64 else np.float32
-    with np.errstate(all="ignore"):
-        for node in graph.nodes:
-            if node.op.name in ("param", "input", "state", "scalar"):
-                value = np.asarray(leaves[node.attrs["name"]])
-            else:
-                value = node.op.numpy(node.attrs, *[values[x] for x in node.inputs])
-            dtype = {"f32": real, "i32": np.int32, "u32": np.uint32, "bool": np.bool_}[node.dtype]
-            values[node] = np.asarray(value, dtype)
-            assert values[node].shape == node.shape, node.describe()
-    return values

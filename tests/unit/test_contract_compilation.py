@@ -111,9 +111,7 @@ async def test_12_modules_lists_tuples_and_dicts_are_walked():
             self.parts = {"a": (self.param((1,)), [nn.Linear(1, 1, bias=False)]), "b": {3: self.param((2,))}}
             self.plain = [1, "x", None, np.ones(3)]
 
-    train = await compiled(
-        Deep, lambda model, x: wg.sum(model.parts["a"][0]) + wg.sum(model.parts["b"][3])
-    )
+    train = await compiled(Deep, lambda model, x: wg.sum(model.parts["a"][0]) + wg.sum(model.parts["b"][3]))
     assert list(train.params) == ["parts.a.0", "parts.a.1.0.W", "parts.b.3"]
 
 
@@ -237,7 +235,9 @@ async def test_13_more_inits_in_nn_init():
     assert abs(kaiming.std() / np.sqrt(2 / 200) - 1) < 0.05
     xavier = await initial(shape=(100, 200), init=nn.init.xavier_uniform())
     bound = np.sqrt(6 / 300)
-    assert xavier.max() <= bound and xavier.min() >= -bound and abs(xavier.std() * np.sqrt(3) / bound - 1) < 0.05
+    assert (
+        xavier.max() <= bound and xavier.min() >= -bound and abs(xavier.std() * np.sqrt(3) / bound - 1) < 0.05
+    )
     conv = await initial(shape=(8, 4, 3, 3), init=nn.init.kaiming_normal())
     assert abs(conv.std() / np.sqrt(2 / 36) - 1) < 0.2
     assert np.abs(await initial(init=nn.init.uniform(0.1))).max() <= 0.1
@@ -293,7 +293,11 @@ async def test_14_with_shared_params_only_the_others_are_initialised(device):
     await train.step(X)
     trained = await train.download_params()
     infer = await wg.compile_forward(
-        More, lambda model, x: model(x + model.extra), inputs={"x": (2, 3)}, shared_params=train.params, seed=3
+        More,
+        lambda model, x: model(x + model.extra),
+        inputs={"x": (2, 3)},
+        shared_params=train.params,
+        seed=3,
     )
     np.testing.assert_array_equal((await train.download_params())["head.W"], trained["head.W"])
     alone = await wg.compile_forward(
@@ -371,7 +375,9 @@ async def test_15_gradients_of_the_last_step(device):
             other[name][index, 0] += sign * epsilon
             train.upload_params(other)
             moved.append(await train.step(X))
-        assert grads[name][index, 0] == pytest.approx((moved[0] - moved[1]) / (2 * epsilon), rel=1e-2, abs=1e-5)
+        assert grads[name][index, 0] == pytest.approx(
+            (moved[0] - moved[1]) / (2 * epsilon), rel=1e-2, abs=1e-5
+        )
 
 
 async def test_15_a_model_without_parameters_trains_nothing(device):

@@ -12,7 +12,9 @@ RNG = np.random.default_rng(3)
 
 async def run(factory, x, values=None, device="numpy"):
     """The layer on one array, with parameters of one's own; and its initial parameters."""
-    program = await wg.compile_forward(factory, lambda model, x: model(x), inputs={"x": x.shape}, device=device)
+    program = await wg.compile_forward(
+        factory, lambda model, x: model(x), inputs={"x": x.shape}, device=device
+    )
     initial = await program.download_params()
     if values is not None:
         program.upload_params(values)

@@ -152,7 +152,9 @@ async def test_17_adam_of_every_parameter_is_one_dispatch():
         Many, forward, inputs={"x": (2, 3)}, optimizer=wg.optim.Adam(), device="numpy"
     )
     ir = train.ir
-    arena = ir.plan.place[next(leaf for leaf, _ in ir.schedule.graph.updates if "param" in leaf.attrs["name"])]
+    arena = ir.plan.place[
+        next(leaf for leaf, _ in ir.schedule.graph.updates if "param" in leaf.attrs["name"])
+    ]
     writers = [k for k in ir.schedule.kernels if any(ir.plan.where(s.node) == arena for s in k.stores)]
     assert len(writers) == 1
     assert len(writers[0].stores) == 3, "m, v and the parameters, together"
@@ -265,12 +267,20 @@ async def test_18_destroying_the_owner_is_told_to_the_sharer():
     ("inputs", "kind", "message"),
     [
         ({"i": [1, 2]}, wg.InputError, r"missing \['x'\]"),
-        ({"x": np.ones((2, 3)), "i": [1, 2], "z": 1}, wg.InputError, r"unknown \['z'\]; expected \['x', 'i'\]"),
+        (
+            {"x": np.ones((2, 3)), "i": [1, 2], "z": 1},
+            wg.InputError,
+            r"unknown \['z'\]; expected \['x', 'i'\]",
+        ),
         ({"x": np.ones((2, 4)), "i": [1, 2]}, wg.ShapeError, r"'x': expected shape \(2, 3\), found \(2, 4\)"),
         ({"x": 1.0, "i": [1, 2]}, wg.ShapeError, r"'x': expected shape \(2, 3\), found \(\)"),
         ({"x": np.ones((2, 3)), "i": [1.0, 2.0]}, wg.DtypeError, r"'i': expected i32, found float64"),
         ({"x": [[1, 2, 3], [1, 2]], "i": [1, 2]}, wg.ShapeError, r"'x': NumPy makes no array"),
-        ({"x": np.ones((2, 3)) * 1j, "i": [1, 2]}, wg.DtypeError, r"'x': expected numbers, found dtype complex"),
+        (
+            {"x": np.ones((2, 3)) * 1j, "i": [1, 2]},
+            wg.DtypeError,
+            r"'x': expected numbers, found dtype complex",
+        ),
         ([np.ones((2, 3)), [1, 2]], wg.InputError, "expected a dict of arrays by name, found list"),
         ({"x": np.ones((2, 3)), "i": [1, 2**31]}, wg.InputError, r"'i'\[1\] = 2147483648: i32 holds"),
     ],

@@ -12,12 +12,12 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from webgrad.errors import DtypeError, InputError, ShapeError
+from webgrad.errors import DtypeError, InputError, ShapeError, TraceError
 from webgrad.ir import NUMPY_DTYPES, Shape, as_dtype, numel
 from webgrad.trace import param_input
 
@@ -35,6 +35,12 @@ class Parameter:
 
     #: NumPy must not treat it as an array
     __array_ufunc__ = None
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        raise TraceError(
+            "this Parameter is not part of the model that is compiled, so it has no value: assign it to an attribute "
+            "of the model, or into a list, tuple or dict there"
+        )
 
     def values(self, path: str, seed: int) -> NDArray[Any]:
         """Initial values, from a stream keyed by (seed, path) alone."""
