@@ -18,18 +18,21 @@ from webgrad.compiler.target import Target
 from webgrad.ir import Graph, Node, Site, numel
 
 Kind = Literal["map", "row", "contract"]
+Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True)
 class Store:
     """``buffer(node)[index] = value``. In a row kernel ``stage`` is the loop over the row in which an element
-    is stored, and None for what is stored once a row.
+    is stored, and None for what is stored once a row. In a contraction ``side`` marks the sum of an operand
+    over k (a bias gradient beside its weight gradient), stored once per row or column of the result.
     """
 
     node: Node
     index: Expr
     value: Expr
     stage: int | None = None
+    side: Side | None = None
 
 
 @dataclass(frozen=True)

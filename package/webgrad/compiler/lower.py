@@ -7,13 +7,13 @@ value. Members of the group meet each other at the kernel's own coordinates, in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from webgrad.compiler.indexing import Expr, Indexer
-from webgrad.compiler.kernels import Contraction, Kind, Reduction, Rows, ScheduledKernel, Store
+from webgrad.compiler.kernels import Contraction, Kind, Reduction, Rows, ScheduledKernel, Side, Store
 from webgrad.errors import CompileError
 from webgrad.ir import NUMPY_DTYPES, Node, numel
 from webgrad.ops import elementwise as ew
@@ -155,9 +155,13 @@ def lower_map(members: Sequence[Node], stored: set[Node], written: set[Node]) ->
 
 
 def lower_contract(
-    heavy: Node, members: Sequence[Node], stored: set[Node], written: set[Node]
+    heavy: Node,
+    members: Sequence[Node],
+    sums: Mapping[Node, Side],
+    stored: set[Node],
+    written: set[Node],
 ) -> ScheduledKernel:
-    """A contraction and its epilogue."""
+    """A contraction, its epilogue, and the sums of its operands over k."""
     low = Lowering(Indexer(), stored)
     ix = low.ix
     form = heavy.op.form(heavy)  # type: ignore[attr-defined]
@@ -174,7 +178,11 @@ def lower_contract(
     total = ix.register("total0", heavy.dtype)
     low.define(heavy, total, index)
     stores = [Store(heavy, index, total)] if heavy in written else []
-    stores += _elementwise(low, [x for x in members if x is not heavy], index, written)
+    stores += _elementwise(low, [x for x in members if x is not heavy and x not in sums], index, written)
+    for node, side in sums.items():
+        stores.append(
+            Store(node, m if side == "left" else n, ix.register(f"sum_{side}", node.dtype), side=side)
+        )
     return _kernel("contract", low, members, index, stores, body, stored)
 
 

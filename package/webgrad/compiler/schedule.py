@@ -3,7 +3,8 @@
     1. simplify      the graph is rebuilt smaller (simplify.py)
     2. materialise   decide the nodes whose values may be stored; all others are recomputed where used
     3. group         put every such node into a kernel:
-                     a contraction starts one; elementwise nodes join it as its epilogue
+                     a contraction starts one; elementwise nodes join it as its epilogue, and so does the sum
+                     of an operand over k (a bias gradient beside its weight gradient)
                      a reduction starts a row kernel, or joins one over the same rows of the same elements,
                      or turns the kernel that made its operand into one
                      an elementwise node joins the kernel of its operands, or one that reads the same
@@ -21,21 +22,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from webgrad.compiler.indexing import Expr, Indexer
-from webgrad.compiler.kernels import Schedule, ScheduledKernel
+from webgrad.compiler.kernels import Schedule, ScheduledKernel, Side
 from webgrad.compiler.lower import Domain, full_coords, lower_contract, lower_map, lower_rows
 from webgrad.compiler.simplify import simplify, storage
 from webgrad.compiler.target import DEFAULT, Target
 from webgrad.errors import CompileError
-from webgrad.ir import Graph, Node
+from webgrad.ir import Graph, Node, numel
 from webgrad.ops import elementwise as ew
+from webgrad.ops.contract import Access
 
 HEAVY = ("reduce", "contract", "scatter")
 
 # Prices of the cost model, in elementary operations.
-STORE = 3
+STORE = 4
 LOAD = 1
 #: the largest expression one kernel computes per store
 LARGEST = 300
+#: bytes that a reduction may keep alive to join an unrelated one over the same rows
+COMPANION = 1 << 16
 #: a row kernel runs one thread a row: fewer rows than this would leave cores idle
 LEAST_ROWS = {"software": 32, "hardware": 1}
 
@@ -51,6 +55,7 @@ class Group:
     heavy: Node | None = None
     domain: Domain | None = None
     members: list[Node] = field(default_factory=list)
+    sums: dict[Node, Side] = field(default_factory=dict)
     #: leaves and nodes of other groups that it loads: only at its own flat index, or elsewhere too
     linear: set[Node] = field(default_factory=set)
     scattered: set[Node] = field(default_factory=set)
@@ -79,6 +84,8 @@ class Scheduler:
         self.stored: set[Node] = set()
         self.alone: set[Node] = set()
         self.readers: dict[Node, set[Node]] = {}
+        #: contraction -> the reductions that are sums of its operands over k
+        self.side_sums: dict[Node, dict[Node, Side]] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -214,12 +221,14 @@ class Scheduler:
 
     def group(self) -> None:
         """Assign every stored node to a group."""
+        beside = {x for sums in self.side_sums.values() for x in sums}
         for node in self.graph.nodes:
             if node.op.family == "pack":
                 offsets = zip(node.inputs, node.attrs["offsets"], strict=True)
                 self.placed.update({part: (node, offset) for part, offset in offsets})
-                self.writers[node] = [self.home[part] for part in dict.fromkeys(node.inputs)]
-            elif node in self.stored:
+                homes = dict.fromkeys(self.home[part] for part in node.inputs)
+                self.writers[node] = list(homes)
+            elif node in self.stored and node not in beside:
                 self.assign(node)
 
     def assign(self, node: Node) -> None:
@@ -227,7 +236,11 @@ class Scheduler:
         family = node.op.family
         if family == "contract":
             found = {x: {self.ix.register("any", "i32")} for x in self.sources(node)}
-            self.join(self.new_group(node.size, heavy=node), node, found)
+            group = self.new_group(node.size, heavy=node)
+            self.join(group, node, found)
+            for total, side in self.side_sums.get(node, {}).items():
+                group.sums[total] = side
+                self.join(group, total, {})
             return
         domain = Domain(self.ix, node) if family == "reduce" else None
         if node.size and node not in self.alone:
@@ -244,6 +257,48 @@ class Scheduler:
         else:
             flat = self.ix.var("i", node.size)
             self.join(group, node, self.reads(node, self.ix.unravel(flat, node.shape)))
+
+    def find_side_sums(self) -> None:
+        """Fill ``side_sums`` with sums that nothing in the graph reads, only the outside."""
+        sums = [
+            n
+            for n in self.graph.nodes
+            if n.op.name == "sum" and n in self.stored and n not in self.readers and n not in self.alone
+        ]
+        for node in self.graph.nodes:
+            if node.op.family != "contract" or node not in self.stored or not sums:
+                continue
+            form = node.op.form(node)  # type: ignore[attr-defined]
+            if form.batch != 1:
+                continue
+            k = self.ix.ravel([self.ix.var(f"k{a}", n) for a, n in enumerate(form.k)], form.k)
+            sides: list[tuple[Side, int, Access, int]] = [
+                ("left", form.left, form.left_at, form.m),
+                ("right", form.right, form.right_at, form.n),
+            ]
+            for side, operand, access, size in sides:
+                x, line = node.inputs[operand], self.ix.var("line", size)
+                at, mask = access(self.ix, self.ix.const(0), line, k)
+                where = None if mask is not None else self.moved(x, at)
+                for total in sums if where is not None else []:
+                    (y,) = total.inputs
+                    if total.size == size and y.size == size * numel(form.k):
+                        row = self.ix.unravel(line, total.shape)
+                        if self.moved(y, full_coords(self.ix, total, row, k)) == where:
+                            self.side_sums.setdefault(node, {})[total] = side
+                            sums.remove(total)
+                            break
+
+    def moved(self, node: Node, coords: tuple[Expr, ...]) -> tuple[Node, Expr] | None:
+        """The stored node and flat index that ``node`` at ``coords`` is, if it is a mere load."""
+        while storage(node) not in self.stored and storage(node).op.family != "leaf":
+            if node.op.family != "movement":
+                return None
+            coords, mask = node.op.index_map(node, coords, self.ix)  # type: ignore[attr-defined]
+            node = node.inputs[0]
+            if mask is not None:
+                return None
+        return storage(node), self.ix.ravel(coords, node.shape)
 
     def sources(self, node: Node) -> set[Node]:
         """What a node loads, wherever."""
@@ -266,9 +321,12 @@ class Scheduler:
         return self.groups[-1]
 
     def candidates(self, node: Node, domain: Domain | None) -> list[Group]:
-        """Groups whose space suits ``node``: those that made its operands first, the latest first."""
+        """Groups whose space suits ``node``: first those that made its operands, then those that read the
+        same; a reduction of little data may also accompany any other over the same rows.
+        """
         sources = self.sources(node)
         makers = {g for x in sources for g in self.makers(x)}
+        small = sum(x.nbytes for x in sources) <= COMPANION
         found = []
         for group in self.groups:
             if domain is not None:
@@ -285,9 +343,13 @@ class Scheduler:
             ):
                 continue
             shares = group.heavy is None and bool(group.loads & sources)
-            if group.number in makers or shares:
+            if (
+                group.number in makers
+                or shares
+                or (domain is not None and small and group.domain is not None)
+            ):
                 found.append(group)
-        found.sort(key=lambda g: (g.number in makers, g.number), reverse=True)
+        found.sort(key=lambda g: (g.number in makers, bool(g.loads & sources), g.number), reverse=True)
         return found
 
     def enough_rows(self, domain: Domain) -> bool:
@@ -460,9 +522,12 @@ def schedule(graph: Graph, target: Target = DEFAULT) -> Schedule:
     state = Scheduler(small, target)
     state.materialise()
     state.find_readers()
+    state.find_side_sums()
     state.group()
     while (group := state.overfull()) is not None:
         state.alone.add(group.members[-1])
+        if group.heavy is not None:
+            state.side_sums.pop(group.heavy, None)
         state.restart()
         state.group()
     state.commit()
@@ -473,7 +538,7 @@ def schedule(graph: Graph, target: Target = DEFAULT) -> Schedule:
 
 def _lowered(group: Group, stored: set[Node], written: set[Node]) -> ScheduledKernel:
     if group.heavy is not None:
-        return lower_contract(group.heavy, group.members, stored, written)
+        return lower_contract(group.heavy, group.members, group.sums, stored, written)
     if group.domain is not None:
         return lower_rows(group.members, group.domain, stored, written)
     return lower_map(group.members, stored, written)

@@ -8,7 +8,8 @@ One thread computes a block of TM rows by TN columns in registers, without barri
 
 Columns go in vec4s. An operand is loaded as vec4s along k, or along its row or column, where its index
 map is contiguous and aligned there; else as scalars. Rows and columns past the edge are clamped for loads
-and skipped for stores. The epilogue then runs once per element, in a loop.
+and skipped for stores. The epilogue then runs once per element, in a loop. Sums of an operand over k (bias
+gradients) are accumulated beside the products.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from webgrad.compiler.indexing import Expr
-from webgrad.compiler.kernels import Contraction
+from webgrad.compiler.kernels import Contraction, Store
 from webgrad.compiler.target import Target
 from webgrad.wgsl.rows import Grid, launch
 from webgrad.wgsl.writer import KernelWriter
@@ -71,6 +72,10 @@ def emit_contract(w: KernelWriter) -> tuple[str, Grid]:
     kind = "vec4<f32>" if lanes == 4 else "f32"
     for name in acc.values():
         w.line(f"var {name}: {kind};")
+    sums = {side: [s for s in w.kernel.stores if s.side == side] for side in ("left", "right")}
+    for side, count, type_ in (("left", tm, "f32"), ("right", tn // lanes, kind)):
+        for number in range(count) if sums[side] else ():
+            w.line(f"var {side}{number}: {type_};")
     *outer, (name, length) = c.loops
     unroll = 4 if length % 4 == 0 and _wants_unroll(w, c, rows, cols) else 1
     for variable, size_ in outer:
@@ -81,13 +86,21 @@ def emit_contract(w: KernelWriter) -> tuple[str, Grid]:
     w.count_uses([e for table in tables for e in table.values()])
     left, right = (_load(w, table) for table in tables)
     for u in range(unroll):
+        for i in range(tm) if sums["left"] else ():
+            w.line(f"left{i} += {left.texts[i, u]};")
         for g in range(tn // lanes):
             column = _column(w, right, u, g, lanes)
+            if sums["right"]:
+                w.line(f"right{g} += {column};")
             for i in range(tm):
                 w.line(f"{acc[i, g]} += {left.texts[i, u]} * {column};")
     for _ in c.loops:
         w.close()
     _epilogue(w, c, tm, tn, lanes, acc)
+    if sums["left"]:
+        _store_sums(w, sums["left"], "left", "nt", ("m", "mt", c.m, tm), 1)
+    if sums["right"]:
+        _store_sums(w, sums["right"], "right", "mt", ("n", "nt", c.n, tn), lanes)
     return w.module(size, threads, grid), grid
 
 
@@ -214,6 +227,25 @@ def _epilogue(
         w.line(f"if (n >= {c.n}) {{ break; }}")
     lane = f"block[i * {groups} + j / 4][j % 4]" if lanes == 4 else f"block[i * {groups} + j]"
     w.line(f"let total0 = {lane};")
-    w.stores(w.kernel.stores)
+    w.stores([s for s in w.kernel.stores if s.side is None])
+    w.close()
+    w.close()
+
+
+def _store_sums(
+    w: KernelWriter, stores: list[Store], side: str, other: str, line: tuple[str, str, int, int], lanes: int
+) -> None:
+    """Store the sums of an operand over k, from the first block of the other side."""
+    name, block, total, count = line
+    kind = "vec4<f32>" if lanes == 4 else "f32"
+    parts = ", ".join(f"{side}{number}" for number in range(count // lanes))
+    w.open(f"if ({other} == 0)")
+    w.line(f"var sums = array<{kind}, {count // lanes}>({parts});")
+    w.open(f"for (var i = 0; i < {count}; i++)", name, f"sum_{side}")
+    w.line(f"let {name} = {block} * {count} + i;")
+    if total % count:
+        w.line(f"if ({name} >= {total}) {{ break; }}")
+    w.line(f"let sum_{side} = {'sums[i / 4][i % 4]' if lanes == 4 else 'sums[i]'};")
+    w.stores(stores)
     w.close()
     w.close()
