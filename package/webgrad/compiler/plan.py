@@ -200,7 +200,7 @@ def _values(plan: Plan) -> None:
     for buffer, size in sizes.items():
         plan.buffers[buffer] = BufferSpec(size, "owned")
     for node in sched.graph.nodes:  # values of size 0 have no kernel, but they have a place
-        if node.size == 0 and node.op.family not in ("leaf", "movement"):
+        if node.size == 0 and node.op.family != "leaf":
             plan.place.setdefault(node, (plan.upload, 0))
     for node in sched.placed:
         plan.place[node] = _resolve(plan, node)

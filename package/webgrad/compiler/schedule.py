@@ -2,6 +2,7 @@
 
     1. simplify      the graph is rebuilt smaller (simplify.py)
     2. materialise   decide the nodes whose values may be stored; all others are recomputed where used
+                     (materialise.py)
     3. group         put every such node into a kernel:
                      a contraction starts one; elementwise nodes join it as its epilogue, and so does the sum
                      of an operand over k (a bias gradient beside its weight gradient)
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from webgrad.compiler.indexing import Expr, Indexer
 from webgrad.compiler.kernels import Schedule, ScheduledKernel, Side
 from webgrad.compiler.lower import Domain, full_coords, lower_contract, lower_map, lower_rows
+from webgrad.compiler.materialise import demanded, is_source, materialise
 from webgrad.compiler.simplify import simplify, storage
 from webgrad.compiler.target import DEFAULT, Target
 from webgrad.errors import CompileError
@@ -31,13 +33,6 @@ from webgrad.ir import Graph, Node, numel
 from webgrad.ops import elementwise as ew
 from webgrad.ops.contract import Access
 
-HEAVY = ("reduce", "contract", "scatter")
-
-# Prices of the cost model, in elementary operations.
-STORE = 4
-LOAD = 1
-#: the largest expression one kernel computes per store
-LARGEST = 300
 #: bytes that a reduction may keep alive to join an unrelated one over the same rows
 COMPANION = 1 << 16
 #: a row kernel runs one thread a row: fewer rows than this would leave cores idle
@@ -73,15 +68,8 @@ class Scheduler:
     def __init__(self, graph: Graph, target: Target) -> None:
         self.graph, self.target = graph, target
         self.ix = Indexer()
-        self.users: dict[Node, list[Node]] = {n: [] for n in graph.nodes}
-        for node in graph.nodes:
-            for x in node.inputs:
-                self.users[x].append(node)
-        self.demanded = {storage(n) for n in [*graph.roots(), *graph.pinned]}
-        for node in graph.nodes:
-            if node.op.family == "pack":
-                self.demanded.update(node.inputs)
-        self.stored: set[Node] = set()
+        self.demanded = demanded(graph)
+        self.stored = materialise(graph, target, self.demanded)
         self.alone: set[Node] = set()
         self.readers: dict[Node, set[Node]] = {}
         #: contraction -> the reductions that are sums of its operands over k
@@ -94,74 +82,6 @@ class Scheduler:
         self.home: dict[Node, Group] = {}
         self.placed: dict[Node, tuple[Node, int]] = {}
         self.writers: dict[Node, list[Group]] = {}
-
-    # --- 2. materialise -----------------------------------------------------------------------------
-
-    def materialise(self) -> None:
-        """Fill ``stored``."""
-        weight: dict[Node, int] = {}
-        sources: dict[Node, frozenset[Node]] = {}
-        for node in self.graph.nodes:
-            if node.op.family in ("leaf", "pack"):
-                weight[node], sources[node] = 0, frozenset([node] if self.is_source(node) else [])
-                continue
-            while True:
-                weight[node] = sum(weight[x] for x in node.inputs)
-                weight[node] += 0 if node.op.family in HEAVY else node.op.cost
-                sources[node] = frozenset().union(*[sources[x] for x in node.inputs])
-                if len(sources[node]) <= self.target.max_storage_buffers - 2 and weight[node] <= LARGEST:
-                    break
-                inner = max(node.inputs, key=lambda x: (len(sources[x]), weight[x]))
-                if sources[inner] <= {storage(inner)}:
-                    break
-                self.keep(storage(inner), weight, sources)
-            if (
-                node.op.family in HEAVY
-                or node in self.demanded
-                or self.dear(node, weight[node], len(sources[node]))
-            ):
-                self.keep(node, weight, sources)
-        self.stored = {n for n in self.stored if n.op.family != "leaf"}
-
-    def keep(self, node: Node, weight: dict[Node, int], sources: dict[Node, frozenset[Node]]) -> None:
-        """Store ``node``; what was computed on top of it is weighed anew by the caller."""
-        self.stored.add(node)
-        stack = [node]
-        while stack:  # the node and the reshapes of it seen so far
-            x = stack.pop()
-            weight[x], sources[x] = 0, frozenset([node])
-            stack.extend(u for u in self.users[x] if u.op.name == "reshape" and u in weight)
-
-    def is_source(self, node: Node) -> bool:
-        """Whether reading ``node`` is a load from a buffer."""
-        if node.op.family != "leaf":
-            return True
-        name = node.op.name
-        return name in ("param", "input", "state") or (name == "const" and node.attrs["value"].ndim > 0)
-
-    def dear(self, node: Node, weight: int, sources: int) -> bool:
-        """Whether recomputing ``node`` wherever it is used costs more than storing and loading it."""
-        if node.op.family == "movement" or weight == 0:
-            return False
-        times, operand = self.evaluations(node, {})
-        once = weight + LOAD * sources
-        return operand or once * times > once + STORE + LOAD * times
-
-    def evaluations(self, node: Node, memo: dict[Node, tuple[float, bool]]) -> tuple[float, bool]:
-        """Through movement: how often each element would be evaluated, and whether for a contraction."""
-        if node in memo:
-            return memo[node]
-        times, operand = 0.0, False
-        for user in self.users[node]:
-            if user.op.family == "movement" and user not in self.stored:
-                more, contracted = self.evaluations(user, memo)
-                times += more * user.size / max(node.size, 1)
-                operand = operand or contracted
-            else:
-                times += user.size / max(node.size, 1) if user.op.family == "index" else 1
-                operand = operand or user.op.family == "contract"
-        memo[node] = (times, operand)
-        return memo[node]
 
     # --- 3. group -----------------------------------------------------------------------------------
 
@@ -177,7 +97,7 @@ class Scheduler:
             if key in seen:
                 continue
             seen.add(key)
-            if x in self.stored or x.op.family == "pack" or (x.op.family == "leaf" and self.is_source(x)):
+            if x in self.stored or x.op.family == "pack" or (x.op.family == "leaf" and is_source(x)):
                 found.setdefault(x, set()).add(ix.ravel(at, x.shape))
             elif x.op.name == "reshape" and storage(x) in self.stored:
                 base = storage(x)
@@ -309,7 +229,7 @@ class Scheduler:
                 continue
             seen.add(x)
             base = storage(x)
-            if base in self.stored or (base.op.family in ("leaf", "pack") and self.is_source(base)):
+            if base in self.stored or (base.op.family in ("leaf", "pack") and is_source(base)):
                 found.add(base)
             else:
                 stack.extend(base.inputs)
@@ -520,7 +440,6 @@ def schedule(graph: Graph, target: Target = DEFAULT) -> Schedule:
     """Plan the kernels that compute ``graph`` on ``target``; see the module's text."""
     small = simplify(graph, target)
     state = Scheduler(small, target)
-    state.materialise()
     state.find_readers()
     state.find_side_sums()
     state.group()

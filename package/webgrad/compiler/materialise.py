@@ -1,0 +1,113 @@
+"""Which values are stored: the cost model of recomputing against storing.
+
+A value exists only inside the kernels that use it unless it is
+
+- a reduction, a contraction, or demanded: read from outside, compared bit by bit, packed into an arena,
+- an operand of a contraction, which would evaluate it once for every block,
+- dear: recomputing it at each use costs more than one store and a load at each use,
+- part of an expression with more loads than a kernel has bindings, or larger than a kernel should be.
+"""
+
+from __future__ import annotations
+
+from webgrad.compiler.simplify import storage
+from webgrad.compiler.target import Target
+from webgrad.ir import Graph, Node
+
+HEAVY = ("reduce", "contract")
+
+# Prices, in elementary operations.
+STORE = 4
+LOAD = 1
+#: the largest expression that one kernel computes per store
+LARGEST = 300
+
+
+def demanded(graph: Graph) -> set[Node]:
+    """Nodes that must be stored whatever they cost."""
+    found = {storage(n) for n in [*graph.roots(), *graph.pinned]}
+    for node in graph.nodes:
+        if node.op.family == "pack":
+            found.update(node.inputs)
+    return found
+
+
+def is_source(node: Node) -> bool:
+    """Whether reading ``node`` is a load from a buffer."""
+    if node.op.family != "leaf":
+        return True
+    name = node.op.name
+    return name in ("param", "input", "state") or (name == "const" and node.attrs["value"].ndim > 0)
+
+
+def materialise(graph: Graph, target: Target, demanded: set[Node]) -> set[Node]:
+    """The nodes to store (no leaves)."""
+    state = _Costs(graph)
+    most = target.max_storage_buffers - 2
+    for node in graph.nodes:
+        if node.op.family in ("leaf", "pack"):
+            state.weight[node] = 0
+            state.sources[node] = frozenset([node] if is_source(node) else [])
+            continue
+        state.weigh(node)
+        while len(state.sources[node]) > most or state.weight[node] > LARGEST:
+            inner = max(node.inputs, key=lambda x: (len(state.sources[x]), state.weight[x]))
+            if state.sources[inner] <= {storage(inner)}:
+                break
+            state.store(storage(inner))
+            state.weigh(node)
+        if node.op.family in HEAVY or node in demanded or state.dear(node):
+            state.store(node)
+    return {n for n in state.stored if n.op.family != "leaf"}
+
+
+class _Costs:
+    """What evaluating each node costs and loads, given what is stored so far."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.stored: set[Node] = set()
+        self.weight: dict[Node, int] = {}
+        self.sources: dict[Node, frozenset[Node]] = {}
+        self.users: dict[Node, list[Node]] = {n: [] for n in graph.nodes}
+        for node in graph.nodes:
+            for x in node.inputs:
+                self.users[x].append(node)
+
+    def weigh(self, node: Node) -> None:
+        """Operations and sources of one evaluation."""
+        own = 0 if node.op.family in HEAVY else node.op.cost
+        self.weight[node] = own + sum(self.weight[x] for x in node.inputs)
+        self.sources[node] = frozenset().union(*[self.sources[x] for x in node.inputs])
+
+    def store(self, node: Node) -> None:
+        """Store ``node``: it and its reshapes are loads from here on."""
+        self.stored.add(node)
+        stack = [node]
+        while stack:
+            x = stack.pop()
+            self.weight[x], self.sources[x] = 0, frozenset([node])
+            stack.extend(u for u in self.users[x] if u.op.name == "reshape" and u in self.weight)
+
+    def dear(self, node: Node) -> bool:
+        """Whether recomputing ``node`` wherever it is used costs more than storing and loading it."""
+        if node.op.family == "movement" or self.weight[node] == 0:
+            return False
+        times, operand = self.evaluations(node, {})
+        once = self.weight[node] + LOAD * len(self.sources[node])
+        return operand or once * times > once + STORE + LOAD * times
+
+    def evaluations(self, node: Node, memo: dict[Node, tuple[float, bool]]) -> tuple[float, bool]:
+        """Through movement: how often each element would be evaluated, and whether for a contraction."""
+        if node in memo:
+            return memo[node]
+        times, operand = 0.0, False
+        for user in self.users[node]:
+            if user.op.family == "movement" and user not in self.stored:
+                more, contracted = self.evaluations(user, memo)
+                times += more * user.size / max(node.size, 1)
+                operand = operand or contracted
+            else:
+                times += user.size / max(node.size, 1) if user.op.family == "index" else 1
+                operand = operand or user.op.family == "contract"
+        memo[node] = (times, operand)
+        return memo[node]
