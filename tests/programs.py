@@ -101,6 +101,7 @@ PROGRAMS = {
     ),
     "any and all": (lambda x: (wg.any(x > 1, 0), wg.all(x > -1, 1), wg.sum(x > 0)), {"x": (7, 8)}),
     "softmax": (lambda x: (wg.softmax(x), wg.log_softmax(x, 0), wg.logsumexp(x)), {"x": (5, 11)}),
+    "long softmax": (lambda x: (wg.softmax(x), wg.argmax(x, 1), wg.max(x, 1)), {"x": (3, 777)}),
     "layer norm": (
         lambda x, g, b: (wg.layer_norm(x, g, b), _norm(x)),
         {"x": (6, 16), "g": (16,), "b": (16,)},
@@ -228,6 +229,10 @@ SPECIALS = {
             wg.isnan(x @ wg.ones((4, 2))),
         ),
         {"x": [[1.0, NAN, 3.0, INF], [-INF, -INF, -INF, -INF], [INF, 1.0, INF, 2.0], [0.0, -0.0, 0.0, -1.0]]},
+    ),
+    "long reductions": (
+        lambda x: (wg.max(x, 1), wg.min(x, 1), wg.argmax(x, 1), wg.argmin(x, 1)),
+        {"x": [[1.0] * 100 + [NAN] + [3.0] * 99, [-INF] * 200, [2.0] * 70 + [INF] * 130, [0.0, -1.0] * 100]},
     ),
     "constants": (
         lambda x: (

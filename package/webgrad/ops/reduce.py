@@ -41,7 +41,7 @@ class Reduce(Op):
         raise NotImplementedError(self.name)
 
     def combine(self, dtype: str, left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
-        """WGSL of two states combined; ``left`` holds the earlier elements."""
+        """WGSL of two states combined, in any order."""
         raise NotImplementedError(self.name)
 
 
@@ -176,10 +176,10 @@ class ArgExtremum(Reduce):
 
     def combine(self, dtype: str, left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
         (lv, li), (rv, ri) = left, right
+        wins = f"(({rv} {self.better} {lv}) | (({rv} == {lv}) & ({ri} < {li})))"
         if dtype == "f32":
-            wins = f"((wg_isnan({rv}) | ({rv} {self.better} {lv})) & !wg_isnan({lv}))"
-        else:
-            wins = f"({rv} {self.better} {lv})"
+            nan = f"(!wg_isnan({lv}) | ({ri} < {li}))"
+            wins = f"select({wins} & !wg_isnan({lv}), {nan}, wg_isnan({rv}))"
         take = f"(({ri} >= 0i) & (({li} < 0i) | {wins}))"
         return (f"select({lv}, {rv}, {take})", f"select({li}, {ri}, {take})")
 
