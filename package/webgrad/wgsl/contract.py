@@ -23,6 +23,9 @@ from webgrad.wgsl.rows import Grid, launch
 from webgrad.wgsl.writer import KernelWriter
 
 BLOCKS = [(m, n) for m in (8, 4, 2, 1) for n in (8, 4, 1)]
+#: larger blocks, whose longer text takes drivers twice the time, for products of at least this many terms
+LARGE_BLOCKS = [(16, 8), (8, 16)]
+LARGE = 1 << 24
 
 
 def choose_block(c: Contraction, target: Target) -> tuple[int, int]:
@@ -41,7 +44,8 @@ def choose_block(c: Contraction, target: Target) -> tuple[int, int]:
         work = rows * tm * cols * tn * lane * (1 / 8 + 1 / tm + 1 / tn)
         return work * max(1.0, (wanted / threads) ** 0.7)
 
-    return min(BLOCKS, key=price)
+    large = c.batch * c.m * c.n * c.k >= LARGE
+    return min(LARGE_BLOCKS + BLOCKS if large else BLOCKS, key=price)
 
 
 @dataclass
