@@ -116,6 +116,7 @@ PROGRAMS = {
     "matmul blocks": (lambda a, b: wg.relu(a @ b) * 2, {"a": (64, 32), "b": (32, 48)}),
     "matmul transposed": (lambda a, b: a.T @ wg.swapaxes(b, 0, 1), {"a": (24, 16), "b": (40, 24)}),
     "matmul vectors": (lambda a, v, w: (a @ v, w @ a, v @ v), {"a": (12, 20), "v": (20,), "w": (12,)}),
+    "matmul large": (lambda a, b: a @ b, {"a": (260, 256), "b": (256, 260)}),
     "matmul batched": (lambda a, b: a @ b, {"a": (3, 1, 8, 5), "b": (2, 5, 7)}),
     "matmul tall": (lambda a, b: wg.swapaxes(a, 0, 1) @ b, {"a": (1024, 6), "b": (1024, 5)}),
     "matmul one": (lambda a, b: a @ b + 1, {"a": (1, 1), "b": (1, 1)}),
