@@ -1,31 +1,38 @@
 """Fits a curve with a tiny network. The pages beside it load this same file in three different ways."""
 
 import numpy as np
-from webgrad import web
 
-RNG = np.random.default_rng(0)
+import webgrad as wg
+from webgrad import nn, web
+
 X = np.linspace(-1, 1, 64)[:, None]
 Y = np.sin(3 * X)
-MODEL = {"w": RNG.normal(0, 2, (1, 32)), "b": RNG.normal(0, 1, 32), "v": np.zeros((32, 1))}
 
 
-def predict(x):
-    """The curve at the points ``x``, any shape."""
-    hidden = np.tanh(np.reshape(x, (-1, 1)) @ MODEL["w"] + MODEL["b"])
-    return (hidden @ MODEL["v"]).astype(np.float32).reshape(np.shape(x))
+class Net(nn.Module):
+    def __init__(self):
+        self.hidden = nn.Linear(1, 32, scale=2.0)
+        self.output = nn.Linear(32, 1, scale=0.1)
+
+    def __call__(self, x):
+        return self.output(wg.tanh(self.hidden(x)))
 
 
 async def train(steps=400):
     """Train, telling the page how it goes; returns the last loss."""
-    loss = np.inf
-    for step in range(steps + 1):
-        hidden = np.tanh(X @ MODEL["w"] + MODEL["b"])
-        error = hidden @ MODEL["v"] - Y
-        loss = float(np.mean(error**2))
-        MODEL["v"] -= 0.05 * hidden.T @ error / len(X)
+    web.publish("progress", {"stage": "compile", "message": "compiling the network"})
+    training = await wg.compile_module(
+        Net,
+        lambda net, x, y: wg.mse(net(x), y),
+        inputs={"x": X, "y": Y},
+        optimizer=wg.optim.Adam(lr=0.02),
+    )
+    fit = await wg.compile_forward(Net, lambda net, x: net(x), inputs={"x": X}, shared_params=training.params)
+    for step in range(1, steps + 1):
+        loss = await training.step({"x": X, "y": Y})
         if step % 20 == 0:
-            web.publish(
-                "fit", {"step": step, "steps": steps, "loss": loss, "x": X[:, 0], "y": predict(X[:, 0])}
-            )
+            y = await fit.run({"x": X})
+            report = {"step": step, "steps": steps, "loss": loss, "x": X[:, 0], "y": y[:, 0]}
+            web.publish("fit", report)
             await web.next_frame()
     return loss
