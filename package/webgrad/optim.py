@@ -21,6 +21,7 @@ from webgrad.errors import InputError
 from webgrad.ir import Graph, Layout, Node
 from webgrad.layout import make_layout
 from webgrad.ops import elementwise as ew
+from webgrad.ops import functions as fn
 from webgrad.ops import movement as mv
 from webgrad.trace import scalar_input, state_input, trace_into
 
@@ -101,7 +102,7 @@ class Adam(Optimizer):
         """See the class."""
         m = ew.add(ew.mul(state["m"], scalar("b1")), ew.mul(g, scalar("1-b1")))
         v = ew.add(ew.mul(state["v"], scalar("b2")), ew.mul(ew.mul(g, g), scalar("1-b2")))
-        step = ew.div(ew.mul(m, scalar("lrt")), ew.add(ew.sqrt_(v), scalar("eps")))
+        step = ew.div(ew.mul(m, scalar("lrt")), ew.add(fn.sqrt_(v), scalar("eps")))
         return ew.sub(self.decayed(p, scalar), step), {"m": m, "v": v}
 
     def decayed(self, p: Any, scalar: Scalar) -> Any:

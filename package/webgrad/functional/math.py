@@ -10,6 +10,7 @@ import numpy as _np
 from webgrad.errors import InputError as _InputError
 from webgrad.ir import as_dtype as _as_dtype
 from webgrad.ops import elementwise as _ew
+from webgrad.ops import functions as _fn
 from webgrad.ops.leaves import constant as _constant
 from webgrad.ops.movement import broadcast as _broadcast
 
@@ -57,23 +58,23 @@ logical_or = _binary(_ew.logical_or, "a or b, as bools.")
 logical_xor = _binary(_ew.logical_xor, "Exactly one of a and b, as bools.")
 
 negative = _unary(_ew.neg, "−x.")
-abs = _unary(_ew.abs_, "|x|; the slope at 0 is 0.")
-sign = _unary(_ew.sign, "−1, 0 or 1.")
-exp = _unary(_ew.exp, "eˣ.")
-expm1 = _unary(_ew.expm1_, "eˣ − 1, accurate near 0.")
-log = _unary(_ew.log, "Natural logarithm; log 0 is −inf, NaN below 0.")
-log1p = _unary(_ew.log1p_, "log(1 + x), accurate near 0.")
-sqrt = _unary(_ew.sqrt_, "√x; NaN below 0.")
-rsqrt = _unary(_ew.rsqrt_, "1/√x.")
-tanh = _unary(_ew.tanh_, "Hyperbolic tangent.")
-sigmoid = _unary(_ew.sigmoid_, "1 / (1 + e⁻ˣ).")
-erf = _unary(_ew.erf_, "The error function.")
-sin = _unary(_ew.sin, "Sine of radians.")
-cos = _unary(_ew.cos, "Cosine of radians.")
-relu = _unary(_ew.relu_, "max(x, 0); NaN stays NaN; the slope at 0 is 0.")
-floor = _unary(_ew.floor_, "⌊x⌋; the slope is 0.")
-ceil = _unary(_ew.ceil_, "⌈x⌉; the slope is 0.")
-round = _unary(_ew.round_, "Nearest integer, halves to even; the slope is 0.")
+abs = _unary(_fn.abs_, "|x|; the slope at 0 is 0.")
+sign = _unary(_fn.sign, "−1, 0 or 1.")
+exp = _unary(_fn.exp, "eˣ.")
+expm1 = _unary(_fn.expm1_, "eˣ − 1, accurate near 0.")
+log = _unary(_fn.log, "Natural logarithm; log 0 is −inf, NaN below 0.")
+log1p = _unary(_fn.log1p_, "log(1 + x), accurate near 0.")
+sqrt = _unary(_fn.sqrt_, "√x; NaN below 0.")
+rsqrt = _unary(_fn.rsqrt_, "1/√x.")
+tanh = _unary(_fn.tanh_, "Hyperbolic tangent.")
+sigmoid = _unary(_fn.sigmoid_, "1 / (1 + e⁻ˣ).")
+erf = _unary(_fn.erf_, "The error function.")
+sin = _unary(_fn.sin, "Sine of radians.")
+cos = _unary(_fn.cos, "Cosine of radians.")
+relu = _unary(_fn.relu_, "max(x, 0); NaN stays NaN; the slope at 0 is 0.")
+floor = _unary(_fn.floor_, "⌊x⌋; the slope is 0.")
+ceil = _unary(_fn.ceil_, "⌈x⌉; the slope is 0.")
+round = _unary(_fn.round_, "Nearest integer, halves to even; the slope is 0.")
 logical_not = _unary(_ew.logical_not, "The opposite bool.")
 isnan = _unary(_ew.isnan_, "Whether x is NaN.")
 isinf = _unary(_ew.isinf_, "Whether x is ±inf.")
@@ -100,12 +101,12 @@ def power(a: Any, b: Any) -> Any:
     0.5 is `sqrt`; other exponents compute in floats.
     """
     if isinstance(b, int | _np.integer) and not isinstance(b, bool) and _abs(int(b)) <= 64:
-        return _ew.integer_pow(a, exponent=int(b))
+        return _fn.integer_pow(a, exponent=int(b))
     if isinstance(b, float) and b.is_integer() and _abs(b) <= 64:
-        return _ew.integer_pow(_ew.mul(a, 1.0) if getattr(a, "dtype", "f32") != "f32" else a, exponent=int(b))
+        return _fn.integer_pow(_ew.mul(a, 1.0) if getattr(a, "dtype", "f32") != "f32" else a, exponent=int(b))
     if isinstance(b, float) and b == 0.5:
-        return _ew.sqrt_(a)
-    return _ew.power(a, b)
+        return _fn.sqrt_(a)
+    return _fn.power(a, b)
 
 
 def _abs(number: int | float) -> int | float:
@@ -114,7 +115,7 @@ def _abs(number: int | float) -> int | float:
 
 def square(x: Any) -> Any:
     """x²."""
-    return _ew.integer_pow(x, exponent=2)
+    return _fn.integer_pow(x, exponent=2)
 
 
 def reciprocal(x: Any) -> Any:
@@ -146,26 +147,26 @@ def gelu(x: Any, approximate: str = "none") -> Any:
     ½x(1 + tanh(√(2/π)(x + 0.044715x³))). As torch.nn.functional.gelu.
     """
     if approximate == "none":
-        return x * (0.5 + 0.5 * _ew.erf_(x * (1 / _math.sqrt(2))))
+        return x * (0.5 + 0.5 * _fn.erf_(x * (1 / _math.sqrt(2))))
     if approximate != "tanh":
         raise _InputError(f'gelu: approximate must be "none" or "tanh", found {approximate!r}')
     inner = _math.sqrt(2 / _math.pi) * (x + 0.044715 * integer_cube(x))
-    return 0.5 * x * (1.0 + _ew.tanh_(inner))
+    return 0.5 * x * (1.0 + _fn.tanh_(inner))
 
 
 def integer_cube(x: Any) -> Any:
     """x³."""
-    return _ew.integer_pow(x, exponent=3)
+    return _fn.integer_pow(x, exponent=3)
 
 
 def silu(x: Any) -> Any:
     """x·sigmoid(x)."""
-    return x * _ew.sigmoid_(x)
+    return x * _fn.sigmoid_(x)
 
 
 def softplus(x: Any) -> Any:
     """log(1 + eˣ), as max(x, 0) + log1p(e^−|x|)."""
-    return relu(x) + _ew.log1p_(_ew.exp(_ew.neg(_ew.abs_(x))))
+    return relu(x) + _fn.log1p_(_fn.exp(_ew.neg(_fn.abs_(x))))
 
 
 def full(shape: Any, value: float | int | bool, dtype: Any = None) -> Any:

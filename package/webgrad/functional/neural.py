@@ -12,6 +12,7 @@ from webgrad.functional.spelling import numpy_names
 from webgrad.ir import as_dtype, numel
 from webgrad.ops import contract as _ct
 from webgrad.ops import elementwise as _ew
+from webgrad.ops import functions as _fn
 from webgrad.ops import index as _ix
 from webgrad.ops import movement as _mv
 from webgrad.ops import random as _rand
@@ -164,7 +165,7 @@ def layer_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5) -> Any:
     """(x − mean)/√(var + eps)·g + b over the last axis, biased variance. As torch's layer_norm."""
     x = as_tensor(x, "layer_norm")
     centred = x - _r.mean(x, -1, keepdims=True)
-    scale = _ew.rsqrt_(_r.mean(_m.square(centred), -1, keepdims=True) + eps)
+    scale = _fn.rsqrt_(_r.mean(_m.square(centred), -1, keepdims=True) + eps)
     y = centred * scale
     y = y if g is None else y * g
     return y if b is None else y + b

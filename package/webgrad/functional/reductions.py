@@ -10,6 +10,7 @@ from webgrad.functional.shape import as_tensor, axis_of, reshape, stop_gradient
 from webgrad.functional.spelling import numpy_names
 from webgrad.ir import numel
 from webgrad.ops import elementwise as _ew
+from webgrad.ops import functions as _fn
 from webgrad.ops import reduce as _rd
 
 __all__ = [
@@ -67,7 +68,7 @@ def var(x: Any, axis: Axis = None, keepdims: bool = False, correction: int = 0) 
     axes = _axes(x, axis, "var")
     count = numel([x.shape[a] for a in axes])
     centred = x - mean(x, axes, keepdims=True)
-    total = sum(_ew.integer_pow(centred, exponent=2), axes, keepdims)
+    total = sum(_fn.integer_pow(centred, exponent=2), axes, keepdims)
     return total * (1.0 / (count - correction)) if count > correction else total * float("nan")
 
 
@@ -138,9 +139,9 @@ def logsumexp(x: Any, axis: Axis = -1, keepdims: bool = False) -> Any:
     x = _floats(x, "logsumexp")
     axes = _axes(x, axis, "logsumexp")
     if numel([x.shape[a] for a in axes]) == 0:
-        return _ew.log(sum(x, axes, keepdims))
+        return _fn.log(sum(x, axes, keepdims))
     peak = stop_gradient(_finite(max(x, axes, keepdims=True)))
-    total = _ew.log(sum(_ew.exp(x - peak), axes, keepdims=True)) + peak
+    total = _fn.log(sum(_fn.exp(x - peak), axes, keepdims=True)) + peak
     return total if keepdims else reshape(total, tuple(n for a, n in enumerate(x.shape) if a not in axes))
 
 
@@ -152,7 +153,7 @@ def _finite(peak: Any) -> Any:
 @numpy_names
 def softmax(x: Any, axis: int = -1) -> Any:
     """eˣ / Σ eˣ along ``axis``, shifted by the true maximum; a row of all −inf is NaN, as in torch."""
-    e = _ew.exp(_shifted(_floats(x, "softmax"), axis))
+    e = _fn.exp(_shifted(_floats(x, "softmax"), axis))
     return e / sum(e, axis, keepdims=True)
 
 
@@ -160,7 +161,7 @@ def softmax(x: Any, axis: int = -1) -> Any:
 def log_softmax(x: Any, axis: int = -1) -> Any:
     """log softmax(x), without forming the quotient."""
     shifted = _shifted(_floats(x, "log_softmax"), axis)
-    return shifted - _ew.log(sum(_ew.exp(shifted), axis, keepdims=True))
+    return shifted - _fn.log(sum(_fn.exp(shifted), axis, keepdims=True))
 
 
 def _shifted(x: Any, axis: int) -> Any:
