@@ -34,10 +34,10 @@ class Expr:
               ``apply``(attr (op, attrs), args) ``reg``(attr name: a reduction's result)
 
     ``lo`` and ``hi`` bound integers; ``free`` names the variables it depends on. ``loose`` tells that the
-    bounds are only promised where a mask around it holds (``within``).
+    bounds are only promised where a mask around it holds (``within``). ``mark`` is the attr in hashable form.
     """
 
-    __slots__ = ("args", "attr", "dtype", "free", "hi", "kind", "lo", "loose", "uid")
+    __slots__ = ("args", "attr", "dtype", "free", "hi", "kind", "lo", "loose", "mark", "uid")
 
     kind: str
     args: tuple[Expr, ...]
@@ -47,6 +47,7 @@ class Expr:
     hi: int
     free: frozenset[str]
     loose: bool
+    mark: Any
     uid: int
 
     def __repr__(self) -> str:
@@ -96,6 +97,7 @@ class Indexer:
             own = (attr,) if kind in ("var", "reg") else ()
             found.free = frozenset(own).union(*[a.free for a in args])
             found.loose = kind == "within" or any(a.loose for a in args)
+            found.mark = identity[2]
             self._table[identity] = found
         return found
 

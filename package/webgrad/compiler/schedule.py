@@ -180,11 +180,10 @@ class Scheduler:
 
     def find_side_sums(self) -> None:
         """Fill ``side_sums`` with sums that nothing in the graph reads, only the outside."""
-        sums = [
-            n
-            for n in self.graph.nodes
-            if n.op.name == "sum" and n in self.stored and n not in self.readers and n not in self.alone
-        ]
+        sums: dict[Node, list[Node]] = {}
+        for n in self.graph.nodes:
+            if n.op.name == "sum" and n in self.stored and n not in self.readers and n not in self.alone:
+                sums.setdefault(self.base(n.inputs[0]), []).append(n)
         for node in self.graph.nodes:
             if node.op.family != "contract" or node not in self.stored or not sums:
                 continue
@@ -198,16 +197,25 @@ class Scheduler:
             ]
             for side, operand, access, size in sides:
                 x, line = node.inputs[operand], self.ix.var("line", size)
+                options = sums.get(self.base(x), [])
+                if not options:
+                    continue
                 at, mask = access(self.ix, self.ix.const(0), line, k)
                 where = None if mask is not None else self.moved(x, at)
-                for total in sums if where is not None else []:
+                for total in options if where is not None else []:
                     (y,) = total.inputs
                     if total.size == size and y.size == size * numel(form.k):
                         row = self.ix.unravel(line, total.shape)
                         if self.moved(y, full_coords(self.ix, total, row, k)) == where:
                             self.side_sums.setdefault(node, {})[total] = side
-                            sums.remove(total)
+                            options.remove(total)
                             break
+
+    def base(self, node: Node) -> Node:
+        """What is left of ``node`` without movement."""
+        while node not in self.stored and node.op.family == "movement":
+            node = node.inputs[0]
+        return node
 
     def moved(self, node: Node, coords: tuple[Expr, ...]) -> tuple[Node, Expr] | None:
         """The stored node and flat index that ``node`` at ``coords`` is, if it is a mere load."""

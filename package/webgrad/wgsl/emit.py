@@ -6,13 +6,17 @@ The templates of the kernel families are in `rows` and `contract`; all share `Ke
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from webgrad.compiler.indexing import Expr
+from webgrad.compiler.kernels import Contraction, Rows, ScheduledKernel
 from webgrad.compiler.plan import Plan
-from webgrad.compiler.program import Binding
+from webgrad.compiler.program import Access, Binding
 from webgrad.errors import CompileError
+from webgrad.ir import Node
 from webgrad.wgsl.contract import emit_contract
 from webgrad.wgsl.rows import emit_map, emit_rows
-from webgrad.wgsl.writer import KernelWriter
+from webgrad.wgsl.writer import KernelWriter, place_of
 
 FAMILIES = {"map": emit_map, "row": emit_rows, "contract": emit_contract}
 
@@ -32,20 +36,84 @@ class Kernel:
         return f"// {self.name}: {', '.join(self.nodes)} {self.workgroups}\n{self.wgsl}"
 
 
+@dataclass(frozen=True)
+class Text:
+    """What kernels of one signature share. ``slots`` are (place number, access) in binding order."""
+
+    wgsl: str
+    workgroups: tuple[int, int, int]
+    slots: tuple[tuple[int, Access], ...]
+    scalar_bytes: int
+
+
 def emit_kernels(plan: Plan) -> list[Kernel]:
-    """Write every kernel of a plan."""
+    """Write every kernel of a plan. Kernels that differ in nothing but the places of their operands (equal
+    layers) are written once.
+    """
+    texts: dict[Any, Text] = {}
+    table: dict[Any, int] = {}
     kernels = []
     for number, scheduled in enumerate(plan.schedule.kernels):
-        writer = KernelWriter(plan, scheduled)
-        wgsl, workgroups = FAMILIES[scheduled.kind](writer)
-        bindings = writer.bindings()
-        storage = sum(b.access != "uniform" for b in bindings)
-        if storage > plan.target.max_storage_buffers:
+        signature, places = sign(plan, scheduled, table)
+        text = texts.get(signature)
+        if text is None:
+            text = texts[signature] = _write(plan, scheduled, places)
+        bindings = [Binding(*places[place], access) for place, access in text.slots]
+        if len(bindings) > plan.target.max_storage_buffers:
             raise CompileError(
-                f"internal error: kernel {number} needs {storage} storage bindings\n{scheduled}"
+                f"internal error: kernel {number} needs {len(bindings)} storage bindings\n{scheduled}"
             )
+        if text.scalar_bytes:
+            bindings.append(Binding(plan.upload, 0, text.scalar_bytes, "uniform"))
         nodes = tuple(n.op.name for n in scheduled.nodes)
         sites = tuple(str(s) for s in scheduled.sites)
         name = f"{scheduled.kind} {number}"
-        kernels.append(Kernel(name, wgsl, bindings, workgroups, nodes, sites))
+        kernels.append(Kernel(name, text.wgsl, tuple(bindings), text.workgroups, nodes, sites))
     return kernels
+
+
+def _write(plan: Plan, scheduled: ScheduledKernel, places: list[tuple[int, int, int]]) -> Text:
+    writer = KernelWriter(plan, scheduled)
+    wgsl, workgroups = FAMILIES[scheduled.kind](writer)
+    numbers = {place: i for i, place in enumerate(places)}
+    slots = zip((numbers[s.where] for s in writer.slots), writer.accesses(), strict=True)
+    return Text(wgsl, workgroups, tuple(slots), writer.scalar_bytes() if writer.scalars_used else 0)
+
+
+def sign(
+    plan: Plan, kernel: ScheduledKernel, table: dict[Any, int]
+) -> tuple[Any, list[tuple[int, int, int]]]:
+    """A key that is equal for kernels with equal text, and the places of their operands in its order.
+
+    Expressions are numbered by structure in ``table``; a load is told by the number of its place, not by its
+    node. Places tell apart by size, dtype and which of them share a buffer.
+    """
+    places: dict[tuple[int, int, int], int] = {}
+    buffers: dict[int, int] = {}
+    kinds: list[Any] = []
+    memo: dict[int, int] = {}
+
+    def place(node: Node) -> int:
+        where = place_of(plan, node)
+        if where not in places:
+            places[where] = len(places)
+            shared = buffers.setdefault(where[0], len(buffers))
+            kinds.append((shared, where[1] % 16, where[2]))
+        return places[where]
+
+    def number(e: Expr) -> int:
+        if e.uid not in memo:
+            mark = (place(e.attr), e.attr.size) if e.kind == "load" else e.mark
+            key = (e.kind, mark, e.dtype, e.lo, e.hi, tuple(number(a) for a in e.args))
+            memo[e.uid] = table.setdefault(key, len(table))
+        return memo[e.uid]
+
+    body = kernel.body
+    shape: Any = kernel.space
+    if isinstance(body, Rows):
+        shape = (body.rows, body.length, tuple((r.op.name, r.dtype, r.stage) for r in body.reductions))
+    elif isinstance(body, Contraction):
+        shape = (body.batch, body.m, body.n, body.loops)
+    roots = tuple(number(e) for e in kernel.roots())
+    stores = tuple((place(s.node), s.node.dtype, s.stage, s.side) for s in kernel.stores)
+    return (kernel.kind, shape, roots, stores, tuple(kinds)), list(places)

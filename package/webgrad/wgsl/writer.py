@@ -15,7 +15,7 @@ import numpy as np
 from webgrad.compiler.indexing import Expr, Indexer
 from webgrad.compiler.kernels import ScheduledKernel, Store
 from webgrad.compiler.plan import Plan
-from webgrad.compiler.program import Access, Binding
+from webgrad.compiler.program import Access
 from webgrad.compiler.simplify import storage
 from webgrad.errors import CompileError
 from webgrad.ir import Node
@@ -65,6 +65,12 @@ class Slot:
         self, name: str, where: tuple[int, int, int], dtype: str, vector: bool, written: bool
     ) -> None:
         self.name, self.where, self.dtype, self.vector, self.written = name, where, dtype, vector, written
+
+
+def place_of(plan: Plan, node: Node) -> tuple[int, int, int]:
+    """Buffer, offset and size of the binding that shows ``node``."""
+    base = storage(node)
+    return (*plan.where(base), max(round_up(base.nbytes, 16), 16))
 
 
 class KernelWriter:
@@ -136,10 +142,8 @@ class KernelWriter:
 
     def slot(self, node: Node, vector: bool = False, write: bool = False) -> Slot:
         """The binding through which ``node`` is read or written."""
-        base = storage(node)
-        buffer, offset = self.plan.where(base)
-        size = max(round_up(base.nbytes, 16), 16)
-        where = (buffer, offset, size)
+        where = place_of(self.plan, node)
+        buffer, offset, size = where
         for slot in self.slots:
             if slot.where == where and slot.vector == vector:
                 slot.written |= write
@@ -158,30 +162,23 @@ class KernelWriter:
         self.slots.append(slot)
         return slot
 
-    def bindings(self) -> tuple[Binding, ...]:
-        """What the dispatch binds. A buffer written anywhere in the kernel is bound read_write throughout."""
-        found = []
+    def accesses(self) -> list[Access]:
+        """Access of each slot. A buffer written anywhere in the kernel is bound read_write throughout."""
         written = {s.where[0] for s in self.slots if s.written}
-        for slot in self.slots:
-            access: Access = "read_write" if slot.where[0] in written else "read"
-            found.append(Binding(*slot.where, access))
-        if self.scalars_used:
-            found.append(Binding(self.plan.upload, 0, self._scalar_bytes(), "uniform"))
-        return tuple(found)
+        return ["read_write" if s.where[0] in written else "read" for s in self.slots]
 
-    def _scalar_bytes(self) -> int:
+    def scalar_bytes(self) -> int:
+        """Size of the uniform that holds the per-call numbers."""
         return round_up(4 * len(self.plan.scalars), 16)
 
     def declarations(self) -> list[str]:
         """The module's ``var`` lines."""
         lines = []
-        for number, (slot, binding) in enumerate(zip(self.slots, self.bindings(), strict=False)):
+        for number, (slot, access) in enumerate(zip(self.slots, self.accesses(), strict=True)):
             kind = "vec4<f32>" if slot.vector else slot.dtype
-            lines.append(
-                f"@group(0) @binding({number}) var<storage, {binding.access}> {slot.name}: array<{kind}>;"
-            )
+            lines.append(f"@group(0) @binding({number}) var<storage, {access}> {slot.name}: array<{kind}>;")
         if self.scalars_used:
-            words = self._scalar_bytes() // 16
+            words = self.scalar_bytes() // 16
             lines.append(
                 f"@group(0) @binding({len(self.slots)}) var<uniform> scalars: array<vec4<u32>, {words}>;"
             )
