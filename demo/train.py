@@ -36,7 +36,8 @@ PATIENCE = 60.0  # seconds without any change after which the page counts as hun
 GLANCE = """() => ({
   state: document.body.dataset.state ?? "loading",
   message: document.querySelector("#loader [role=status]")?.textContent ?? "",
-  failure: document.querySelector(".failure")?.innerText,
+  failure: document.querySelector(".failure .what")?.textContent,
+  traceback: document.querySelector(".failure pre")?.textContent ?? "",
   adapter: document.querySelector("#adapter").textContent,
   device: document.querySelector("#adapter").dataset.kind,
   training: document.body.dataset.training,
@@ -56,12 +57,12 @@ class Figures(ProgressColumn):
 
 
 def figures(report: dict[str, Any]) -> str:
-    """A report of the page in one line."""
+    """A report of the page in one line; the accuracy is that on held-out training images."""
     if "loss" not in report:
         return ""
     parts = [f"step {report['step']:>4}/{report['goal']}", f"loss {report['loss']:.4f}"]
     parts += [f"{report['speed']:5.1f} steps/s"]
-    parts += [f"held-out accuracy {report['held_out']:.4f}"] if "held_out" in report else []
+    parts += [f"accuracy {report['held_out']:.4f}"] if "held_out" in report else []
     return "  ".join(parts)
 
 
@@ -76,7 +77,7 @@ async def glances(page: Page, until: Any) -> AsyncIterator[dict[str, Any]]:
         except Error as error:
             raise Failure(f"the browser or its page crashed: {error.message.splitlines()[0]}") from None
         if seen["failure"]:
-            raise Failure(f"the page says:\n{seen['failure']}")
+            raise Failure(f"the page says {seen['failure']}\n{seen['traceback']}".rstrip())
         yield seen
         if until(seen):
             return
@@ -98,7 +99,7 @@ async def watch(page: Page, address: str, console: Console) -> float:
         if not console.is_terminal:  # where no bar can move
             print(line, flush=True)
 
-    columns = (BarColumn(20), Figures(), TimeElapsedColumn())
+    columns = (BarColumn(10), Figures(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("", total=None, message="", report={})
         message = ""
@@ -112,8 +113,7 @@ async def watch(page: Page, address: str, console: Console) -> float:
         adapter = seen["adapter"]
 
         await page.click("#toggle")
-        began = time.monotonic()
-        logged = 0
+        began, spent, logged = time.monotonic(), 0.0, 0
         async for seen in glances(page, lambda seen: "test" in seen["report"]):
             report = seen["report"]
             if not report:

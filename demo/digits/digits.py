@@ -169,15 +169,16 @@ async def train():
         network.goal += network.planned
     spent, first, looked = 0.0, network.step, -np.inf
     while running and network.step < network.goal:
-        began = time.perf_counter()
-        result = await network.advance(min(5, network.goal - network.step))
+        began, before = time.perf_counter(), network.step
+        while running and network.step < network.goal and time.perf_counter() - began < 0.03:
+            result = await network.advance(min(5, network.goal - network.step))
         spent += time.perf_counter() - began
         report = {
             "step": network.step, "goal": network.goal, "epoch": network.step * BATCH / len(images),
             "loss": result.loss, "accuracy": result.metrics["accuracy"], "lr": network.lr,
             "speed": (network.step - first) / spent,
         }  # fmt: skip
-        if network.step % 100 == 0:
+        if network.step // 100 > before // 100:
             report["held_out"] = await network.accuracy(held_images[:1000], held_labels[:1000])
         web.publish("step", report)
         if time.perf_counter() - looked > 0.7:

@@ -122,8 +122,7 @@ export function showFailure(error) {
   const panel = element(
     "section",
     { className: "failure" },
-    element("strong", { textContent: `${error.name}: ` }),
-    element("span", { textContent: error.message }),
+    element("p", { className: "what" }, element("strong", { textContent: `${error.name}: ` }), error.message),
   );
   panel.setAttribute("role", "alert");
   if (error.traceback) {
