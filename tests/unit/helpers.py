@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import linecache
+import os
 import zlib
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 import webgrad as wg
 from webgrad import nn
 from webgrad.runtime.reference import NumpyExecutor
+
+
+#: how many times as many random programs to try; above 1 they differ from run to run
+EFFORT = int(os.environ.get("WEBGRAD_TEST_EFFORT", "1"))
+
+
+def examples(count):
+    """Hypothesis settings: ``count`` examples, the same ones in every run (but see `EFFORT`)."""
+    return settings(
+        max_examples=count * EFFORT,
+        derandomize=EFFORT == 1,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 class Empty(nn.Module):

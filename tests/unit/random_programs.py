@@ -210,7 +210,7 @@ class Draw:
             b = self.choose(fits).tensor
         else:
             b = wg.swapaxes(a.tensor, -1, -2) if len(a.shape) > 1 else a.tensor
-        return Value(wg.clip(a.tensor, -2, 2) @ wg.tanh(b) * (1.0 / max(inner, 1)), False)
+        return Value(wg.sin(a.tensor) @ wg.tanh(b) * (1.0 / max(inner, 1)), False)
 
     def select(self):
         """A choice by a condition on exact values."""
