@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 VENV_STAMP := $(VENV)/.stamp
 
-.PHONY: help setup train serve test lint clean
+.PHONY: help setup train serve test bench lint clean
 
 help:
 	@echo "make train   train on MNIST in a headless Chromium, on the page's WebGPU"
 	@echo "make test    run every test"
 	@echo "make serve   serve the demos to your own browser"
+	@echo "make bench   measure webgrad against its peers (ARGS=--quick for a short run)"
 	@echo "make lint    ruff and mypy"
 	@echo "make clean   remove everything that the other targets made"
 
@@ -26,13 +27,16 @@ serve: setup
 test: setup
 	@$(BIN)/python -m pytest
 
+bench: setup
+	@$(BIN)/python -m bench $(ARGS)
+
 lint: $(VENV_STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) web/node_modules web/vendor build dist test-artifacts
+	rm -rf $(VENV) web/node_modules web/vendor bench/node_modules bench/dist build dist test-artifacts
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV_STAMP): pyproject.toml

@@ -130,13 +130,18 @@ class Transformer(nn.Module):
 
 @dataclass(frozen=True)
 class Workload:
-    """How to build one: factory, loss, inputs and optimizer."""
+    """How to build one: factory, loss, inputs and optimizer.
+
+    W6's definition also clips the gradients to a global norm of ``clip`` and decays matrices only. webgrad's
+    AdamW has neither option yet: it decays everything and does not clip.
+    """
 
     title: str
     model: Callable[[], nn.Module]
     loss: Callable[..., Any]
     inputs: dict[str, Any]
     optimizer: Any
+    clip: float | None = None
 
 
 def _regression(model: Any, x: Any, y: Any) -> Any:
@@ -168,7 +173,7 @@ WORKLOADS = {
     ),
     "W3": Workload(
         "causal transformer",
-        lambda: Transformer(65, 64, 64, 4, 2, lambda t: wg.gelu(t, "tanh")),
+        lambda: Transformer(65, 64, 64, 4, 2, wg.gelu),
         _classification,
         {"x": wg.Input((8, 64), "i32"), "y": wg.Input((8, 64), "i32")},
         wg.optim.Adam(lr=0.001),
@@ -186,8 +191,46 @@ WORKLOADS = {
         _addition,
         {"x": wg.Input((128, 8), "i32"), "y": wg.Input((128, 8), "i32")},
         wg.optim.AdamW(lr=0.002, weight_decay=0.01),
+        clip=1.0,
     ),
 }
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product of W5, [batch, m, k] by [batch, k, n]; no batch axis where ``batch`` is 1."""
+
+    batch: int
+    m: int
+    k: int
+    n: int
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.batch * self.m * self.k * self.n
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the operands."""
+        batch = () if self.batch == 1 else (self.batch,)
+        return (*batch, self.m, self.k), (*batch, self.k, self.n)
+
+
+PRODUCTS = {
+    "256³": Product(1, 256, 256, 256),
+    "512³": Product(1, 512, 512, 512),
+    "1024³": Product(1, 1024, 1024, 1024),
+    "8×128×64×128": Product(8, 128, 64, 128),
+}
+
+
+def operands(product: Product) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Both operands, the second scaled so that a chain of products keeps its magnitude."""
+    r = Random(7)
+    left, right = product.shapes
+    a = r.normal(int(np.prod(left)), 1.0).reshape(left)
+    return a, r.normal(int(np.prod(right)), float(1 / np.sqrt(product.k))).reshape(right)
 
 
 def initial_params(name: str) -> dict[str, NDArray[np.float32]]:

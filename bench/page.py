@@ -1,0 +1,112 @@
+"""webgrad's side of the benchmark, in the page's Python: bench/peers/webgrad.mjs calls these by name."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import webgrad as wg
+import webgrad.compile
+from bench.workloads import WORKLOADS
+from webgrad import nn
+from webgrad.runtime.devices import open_executor
+
+given: dict[str, tuple[Any, Any]] = {}  # workload → initial parameters and endless batches
+programs: dict[str, Any] = {}
+
+
+async def connect() -> None:
+    """Ask for the device."""
+    await open_executor("webgpu")
+
+
+def prepare(name: str, params: Any, batches: Any) -> None:
+    """Keep a workload's data as NumPy arrays."""
+    given[name] = params, itertools.cycle(batches)
+
+
+async def create(name: str) -> dict[str, float]:
+    """Compile a workload and write its parameters; returns the milliseconds of each stage."""
+    w = WORKLOADS[name]
+    building = Stopwatch(webgrad.compile, "build_training")
+    start = time.perf_counter()
+    with building:
+        program = await wg.compile_module(
+            w.model, w.loss, inputs=w.inputs, optimizer=w.optimizer, device="webgpu"
+        )
+    program.upload_params(given[name][0])
+    total = 1000 * (time.perf_counter() - start)
+    programs[name] = program
+    return {"compile": building.ms, "pipelines": total - building.ms}
+
+
+async def steps(name: str, count: int, budget: float) -> dict[str, Any]:
+    """At least one step, at most ``count``, until ``budget`` ms are over, each awaiting its loss."""
+    program, batches = programs[name], given[name][1]
+    losses: list[float] = []
+    start = time.perf_counter()
+    end = start + budget / 1000
+    while not losses or (len(losses) < count and time.perf_counter() < end):
+        losses.append(await program.step(next(batches)))
+    return {"ms": 1000 * (time.perf_counter() - start) / len(losses), "losses": losses}
+
+
+class Products(nn.Module):
+    """Operands of products, as parameters so that they are uploaded once."""
+
+    def __init__(self, left: Any, right: Any, pairs: int) -> None:
+        self.left = [self.param(left.shape, init=lambda size, shape: left) for _ in range(pairs)]
+        self.right = [self.param(right.shape, init=lambda size, shape: right) for _ in range(pairs)]
+
+
+async def create_product(key: str, chained: bool, left: Any, right: Any, count: int) -> None:
+    """Compile ``count`` products, each of the last one's result (``chained``) or side by side."""
+
+    def chain(model: Any) -> Any:
+        c = model.left[0]
+        for _ in range(count):
+            c = c @ model.right[0]
+        return (c,)
+
+    def many(model: Any) -> Any:
+        return tuple(a @ b for a, b in zip(model.left, model.right, strict=True))
+
+    pairs = 1 if chained else count
+    programs[key] = await wg.compile_forward(
+        lambda: Products(left, right, pairs), chain if chained else many, inputs={}, device="webgpu"
+    )
+
+
+async def run_product(key: str, wanted: bool) -> Any:
+    """Read the results back; hand them to JavaScript only when ``wanted``."""
+    results = await programs[key].run({})
+    return results if wanted else None
+
+
+def destroy(key: str) -> None:
+    """Free a program."""
+    programs.pop(key).destroy()
+
+
+class Stopwatch:
+    """Times the calls of a module's function inside a ``with`` block, from outside."""
+
+    def __init__(self, module: Any, function: str) -> None:
+        self.module, self.function = module, function
+        self.ms = 0.0
+
+    def __enter__(self) -> None:
+        self.original = getattr(self.module, self.function)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return self.original(*args, **kwargs)
+            finally:
+                self.ms += 1000 * (time.perf_counter() - start)
+
+        setattr(self.module, self.function, timed)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self.module, self.function, self.original)
