@@ -34,7 +34,8 @@ class Adam64:
             assert g.shape == self.params[name].shape, name
             self.m[name] = B1 * self.m[name] + (1 - B1) * g
             self.v[name] = B2 * self.v[name] + (1 - B2) * g * g
-            self.params[name] = self.params[name] - lrt * self.m[name] / (np.sqrt(self.v[name]) + EPS * correction)
+            step = self.m[name] / (np.sqrt(self.v[name]) + EPS * correction)
+            self.params[name] = self.params[name] - lrt * step
 
 
 def linear_back(x, w, dy):

@@ -16,7 +16,6 @@ import webgrad as wg
 from webgrad import nn
 from webgrad.runtime.reference import NumpyExecutor
 
-
 #: how many times as many random programs to try; above 1 they differ from run to run
 EFFORT = int(os.environ.get("WEBGRAD_TEST_EFFORT", "1"))
 

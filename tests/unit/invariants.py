@@ -80,7 +80,7 @@ def check_lifetimes(plan):
         base = storage(node)
         if base.size and base.op.family != "pack":
             assert overlapping(base) == [base], f"%{base.id} is not there at the end"
-    for leaf, value in graph.updates:
+    for leaf, _ in graph.updates:
         if leaf.size:
             where, size = plan.where(leaf), leaf.nbytes
             owners = [o for a, b, o in held.get(where[0], []) if a < where[1] + size and where[1] < b]

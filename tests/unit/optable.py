@@ -4,6 +4,8 @@ To add an op: add its row. ``order`` is how often its gradient may be differenti
 differences (0: the op has no gradient, on purpose). Cases begin with sizes 0 and ranks 0.
 """
 
+# ruff: noqa: E501  (a case is a line)
+
 from __future__ import annotations
 
 import importlib
@@ -227,7 +229,7 @@ CONVS = (
 def _convs(kind: str) -> tuple[Case, ...]:
     cases = []
     for x, w, stride, dilation, padding, groups in CONVS:
-        attrs: dict[str, Any] = dict(stride=stride, dilation=dilation, padding=padding, groups=groups)
+        attrs: dict[str, Any] = {"stride": stride, "dilation": dilation, "padding": padding, "groups": groups}
         y = conv_loop(np.zeros(x), np.zeros(w), **attrs).shape
         if kind == "conv":
             cases.append(Case((normal(*x), normal(*w, key=1)), attrs))

@@ -1,8 +1,8 @@
 """Random programs for Hypothesis: a few inputs, a dozen operations on whatever exists so far, many outputs.
 
-`Draw` is called inside a trace and draws operation by operation, so a failing program shrinks to few lines. Each
-value knows whether it is *exact*: made by operations whose float32 result does not depend on the order of
-evaluation. Exact values must agree bit for bit, and only they are compared, rounded or ranked.
+`Draw` is called inside a trace and draws operation by operation, so a failing program shrinks to few lines.
+Each value knows whether it is *exact*: made by operations whose float32 result does not depend on the order
+of evaluation. Exact values must agree bit for bit, and only they are compared, rounded or ranked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import webgrad as wg
 
-LARGEST = 400  # elements of any value
+LARGEST = 400  # elements
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,12 @@ class Value:
 
 
 class Draw:
-    """Draws the operations of one program. ``smooth`` leaves out what has no unique gradient."""
+    """Draws the operations of one program. ``smooth`` leaves out what has no unique gradient; no value gets
+    more elements than ``largest``.
+    """
 
-    def __init__(self, data, inputs, smooth=False):
-        self.data, self.smooth = data, smooth
+    def __init__(self, data, inputs, smooth=False, largest=LARGEST):
+        self.data, self.smooth, self.largest = data, smooth, largest
         self.pool = [Value(t, True) for t in inputs]
 
     def pick(self, strategy):
@@ -70,7 +72,7 @@ class Draw:
 
     def partner(self, value):
         """A float value that broadcasts with ``value`` to something small."""
-        fits = [v for v in self.floats() if _joined(v.shape, value.shape) is not None]
+        fits = [v for v in self.floats() if self.joined(v.shape, value.shape) is not None]
         return self.choose(fits)
 
     def integers(self):
@@ -88,7 +90,7 @@ class Draw:
             self.select, self.lookup, self.row, self.image, self.constant, self.integer, self.bools,
         ]  # fmt: skip
         made = kinds[self.number(0, len(kinds) - 1)]()
-        if made.tensor.size <= LARGEST:
+        if made.tensor.size <= self.largest:
             self.pool.append(made)
 
     # --- kinds of operations ------------------------------------------------------------------------
@@ -100,8 +102,9 @@ class Draw:
         kinks = [wg.abs, wg.relu, lambda t: wg.minimum(t, 0.25)]
         steps = [wg.floor, wg.sign, wg.round]
         rounded = [
-            wg.tanh, wg.sigmoid, wg.sin, wg.cos, lambda t: wg.exp(wg.clip(t, -3, 2) if x.exact else wg.tanh(t)),
-            lambda t: wg.sqrt(t * t + 1), lambda t: 1.0 / (t * t + 1), wg.erf, lambda t: wg.log1p(t * t), wg.gelu,
+            wg.tanh, wg.sigmoid, wg.sin, wg.cos, wg.erf, wg.gelu, lambda t: wg.log1p(t * t),
+            lambda t: wg.exp(wg.clip(t, -3, 2) if x.exact else wg.tanh(t)),
+            lambda t: wg.sqrt(t * t + 1), lambda t: 1.0 / (t * t + 1),
         ]  # fmt: skip
         options = exact + (kinks if x.exact or not self.smooth else []) + (steps if x.exact else [])
         number = self.number(0, len(options) + len(rounded) - 1)
@@ -132,7 +135,8 @@ class Draw:
         if kind == 1:
             return Value(wg.reshape(t, self.factors(t.size)), v.exact)
         if kind == 2 and t.ndim:
-            return Value(t[tuple(self.slice(n) for n in shape)], v.exact)
+            keys = [self.number(-n, n - 1) if n and self.number(0, 3) == 0 else self.slice(n) for n in shape]
+            return Value(t[tuple(keys)], v.exact)
         if kind == 3 and t.dtype != "bool":
             widths = [(self.number(0, 2), self.number(0, 2)) for _ in shape]
             return Value(wg.pad(t, widths, value=self.number(-1, 2)), v.exact)
@@ -204,7 +208,7 @@ class Draw:
         fits = [
             v
             for v in self.floats(rank=1)
-            if v.shape[-2:][0] == inner and _joined(v.shape[:-2], a.shape[:-2]) is not None
+            if v.shape[-2:][0] == inner and self.joined(v.shape[:-2], a.shape[:-2]) is not None
         ]
         if fits and self.number(0, 3):
             b = self.choose(fits).tensor
@@ -219,7 +223,7 @@ class Draw:
         fits = [
             v
             for v in self.pool
-            if v.tensor.dtype == "bool" and _joined(v.shape, _joined(a.shape, b.shape)) is not None
+            if v.tensor.dtype == "bool" and self.joined(v.shape, self.joined(a.shape, b.shape)) is not None
         ]
         condition = self.choose(fits).tensor if fits and self.number(0, 1) else a.tensor > 0.25
         return Value(wg.where(condition, a.tensor, b.tensor), b.exact)
@@ -239,7 +243,7 @@ class Draw:
         if kind == 3:
             return Value(wg.one_hot(wg.remainder(ids, 4), self.number(1, 5)), True)
         rows = wg.broadcast_to(v.tensor, (ids.size, *v.shape))
-        if rows.size * 4 <= 4 * LARGEST:
+        if rows.size <= self.largest:
             return Value(
                 wg.scatter_add(wg.reshape(wg.remainder(ids, 3), -1), rows, self.number(1, 4)) * 0.25, False
             )
@@ -294,7 +298,8 @@ class Draw:
         a = self.integers().tensor
         options = [
             lambda: a // 3, lambda: a % 5 - 2, lambda: a * a % 7, lambda: wg.sum(a), lambda: wg.max(a),
-            lambda: wg.maximum(a, 1), lambda: wg.astype(a, "u32") % 3, lambda: a + wg.iota(a.shape or (1,), 0),
+            lambda: wg.maximum(a, 1), lambda: wg.astype(a, "u32") % 3,
+            lambda: a + wg.iota(a.shape or (1,), 0),
         ]  # fmt: skip
         made = options[self.number(0, len(options) - 1)]()
         return Value(wg.remainder(wg.astype(made, "i32"), 8), True)
@@ -304,15 +309,15 @@ class Draw:
         a = self.any_float(exact=True).tensor
         options = [
             lambda: a < 0.5, lambda: a == wg.flip(a), lambda: ~(a >= 1), lambda: (a > 0) & (a < 1),
-            lambda: wg.any(a > 1, self.axes(a)), lambda: wg.all(a < 2, self.axes(a)), lambda: (a > 0) ^ (a > 1),
+            lambda: wg.any(a > 1, self.axes(a)), lambda: wg.all(a < 2, self.axes(a)),
+            lambda: (a > 0) ^ (a > 1),
         ]  # fmt: skip
         return Value(options[self.number(0, len(options) - 1)](), True)
 
-
-def _joined(a, b):
-    """The broadcast shape, unless there is none or it is large."""
-    try:
-        shape = np.broadcast_shapes(a, b)
-    except ValueError:
-        return None
-    return shape if math.prod(shape) <= LARGEST else None
+    def joined(self, a, b):
+        """The broadcast shape, unless there is none or it is large."""
+        try:
+            shape = np.broadcast_shapes(a, b)
+        except ValueError:
+            return None
+        return shape if math.prod(shape) <= self.largest else None

@@ -1,8 +1,10 @@
 """Every public function against NumPy in float64, on both levels, and its gradient against differences.
 
 Values agree to 5e-6 relative (float32 has 6e-8; sums of a few dozen terms lose a digit), integers and bools
-exactly. The cases of `ROWS` begin with sizes 0 and ranks 0.
+exactly.
 """
+
+# ruff: noqa: E501  (a case is a line)
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,7 +78,9 @@ def expressions(draw, ix=None, names=tuple(SIZES), depth=5):
             "mul": lambda a=a, x=x, c=c: (ix.mul(a, c), x * c),
             "div": lambda a=a, x=x, d=d: (ix.div(a, d), x // d),
             "mod": lambda a=a, x=x, d=d: (ix.mod(a, d), x % d),
-            "mix": lambda a=a, b=b, x=x, y=y, d=d: (ix.add(ix.mul(ix.div(a, d), d), ix.mod(b, d)), x // d * d + y % d),
+            "mix": lambda a=a, b=b, x=x, y=y, d=d: (
+                ix.add(ix.mul(ix.div(a, d), d), ix.mod(b, d)), x // d * d + y % d
+            ),
         }[kind]())  # fmt: skip
     return (ix, *pool[-1])
 
@@ -139,6 +142,14 @@ def test_ravel_and_unravel_are_inverse(shape):
     for coord, expected in zip(coords, np.unravel_index(env["n"], shape) if shape else (), strict=True):
         check(coord, expected, env)
     assert ix.ravel(coords, shape) is flat
+
+
+@pytest.mark.parametrize("shape", [(36,), (9, 4), (4, 9), (9, 2, 2), (2, 3, 6), (12, 3), (2, 2, 3, 3)])
+def test_a_products_flat_index_survives_any_reshape(shape):
+    ix = Indexer()
+    flat = ix.add(ix.mul(ix.var("m", 6), 6), ix.var("n", 6))
+    env = dict(zip("mn", np.indices((6, 6)), strict=True))
+    check(ix.ravel(ix.unravel(flat, shape), shape), env["m"] * 6 + env["n"], env)
 
 
 @QUICK

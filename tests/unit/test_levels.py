@@ -22,6 +22,8 @@ LEVELS = ("graph", "schedule")
 SEED = 7
 TARGETS = st.sampled_from([Target(), Target(adapter_class="hardware")])
 SHAPES = {"x": (3, 4), "y": (4,), "z": (2, 3, 4), "w": (1, 6)}
+#: large enough for reductions in several runs and stages, split products, and many workgroups
+LARGE = {"x": (33, 64), "y": (64,), "z": (2, 33, 64), "w": (1, 300)}
 
 
 def quarters(rng, shape):
@@ -60,14 +62,13 @@ class Oracle:
 # --- forward programs -------------------------------------------------------------------------------
 
 
-@examples(150)
-@given(st.data(), TARGETS)
-def test_forward_programs_agree_on_all_levels(data, target):
+def draw_forward(data, target, shapes, steps, largest):
+    """A random forward program: its parts, and which of its results are exact."""
     exact = {}
 
     def forward(model, **inputs):
-        draw = Draw(data, list(inputs.values()))
-        for _ in range(draw.number(1, 14)):
+        draw = Draw(data, list(inputs.values()), largest=largest)
+        for _ in range(draw.number(1, steps)):
             draw.step()
         made = draw.pool[len(inputs) :] or draw.pool[:1]
         for number, value in enumerate(made):
@@ -78,18 +79,46 @@ def test_forward_programs_agree_on_all_levels(data, target):
         exact.update({f"output {k}": v.exact for k, v in enumerate(outputs)})
         return tuple(v.tensor for v in outputs)
 
-    parts = build_forward(Empty, forward, {k: wg.Input(s) for k, s in SHAPES.items()}, None, SEED, target)
-    check_program(parts.ir)
+    inputs = {k: wg.Input(s) for k, s in shapes.items()}
+    parts = build_forward(Empty, forward, inputs, None, SEED, target)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    values = {name: quarters(rng, shape) for name, shape in SHAPES.items()}
+    return parts, exact, {name: quarters(rng, shape) for name, shape in shapes.items()}
+
+
+def check_forward(data, target, executors, shapes=SHAPES, steps=14, largest=400, relative=1e-5):
+    """A random forward program on some executors, against the graph as traced."""
+    parts, exact, values = draw_forward(data, target, shapes, steps, largest)
+    check_program(parts.ir)
     graph = parts.ir.graph
     oracle = Oracle(graph, {**values, "seed": SEED, "rng_step": 1})
-    for level in LEVELS:
-        result = asyncio.run(second_run(parts, NumpyExecutor(level, target=target), values))
+    for executor in executors:
+        result, what = asyncio.run(second_run(parts, executor, values)), executor.adapter
+        bits = executor.name == "numpy"
         for k, node in enumerate(graph.outputs):
-            oracle.check(result.output[k], node, exact[f"output {k}"], f"output {k}, {level}")
+            oracle.check(
+                result.output[k], node, exact[f"output {k}"] and bits, f"output {k}, {what}", relative
+            )
         for name, node in graph.captures.items():
-            oracle.check(result.captures[name], node, exact[f"capture {name}"], f"capture {name}, {level}")
+            oracle.check(
+                result.captures[name], node, exact[f"capture {name}"] and bits, f"{name}, {what}", relative
+            )
+
+
+def both_levels(target):
+    """The two NumPy executors."""
+    return [NumpyExecutor(level, target=target) for level in LEVELS]
+
+
+@examples(200)
+@given(st.data(), TARGETS)
+def test_forward_programs_agree_on_all_levels(data, target):
+    check_forward(data, target, both_levels(target))
+
+
+@examples(60)
+@given(st.data(), TARGETS)
+def test_large_forward_programs_agree_on_all_levels(data, target):
+    check_forward(data, target, both_levels(target), LARGE, 8, 12_000)
 
 
 async def second_run(parts, executor, values):
@@ -266,6 +295,14 @@ def test_reductions_of_a_stored_value_of_size_zero(rows):
     agree(forward, x=np.ones((rows, 6)))
 
 
+def test_a_product_read_through_a_reshape_that_fits_no_axis():
+    def forward(x):
+        y = x @ x
+        return y, -wg.reshape(y, (9, 2, 2)), wg.reshape(y * 0.5, (9, 4)) + 1
+
+    agree(forward, x=np.arange(36).reshape(6, 6) / 8)
+
+
 def test_a_matrix_products_operand_read_twice_is_two_bindings():
     class Two(nn.Module):
         def __init__(self):
@@ -345,7 +382,7 @@ def test_many_inputs_stay_within_the_bindings(size):
     names = [f"x{k}" for k in range(25)]
     parts = forward_parts(
         lambda **t: wg.sin(sum(t[n] * (k + 1.0) for k, n in enumerate(names))),
-        **{n: (size, 3) for n in names},
+        **dict.fromkeys(names, (size, 3)),
     )
     check_program(parts.ir)
     values = {n: np.full((size, 3), k / 8, np.float32) for k, n in enumerate(names)}

@@ -19,7 +19,9 @@ J = np.array([[2, 3, -4], [1, 2, 2]])
 P, Q = np.array([True, True, False, False]), np.array([True, False, True, False])
 
 
-@pytest.mark.parametrize("name", "add sub mul truediv floordiv mod lt le gt ge eq ne".split())
+@pytest.mark.parametrize(
+    "name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "le", "gt", "ge", "eq", "ne"]
+)
 def test_operators_are_numpys(name):
     op = getattr(operator, name)
     for a, b in ((X, Y), (I, J)):
@@ -27,7 +29,8 @@ def test_operators_are_numpys(name):
             lambda x, y, op=op, b=b: (op(x, y), op(x, 2), op(2, x + 10), op(x, b), op(b, x + 10)), a, b
         )
         for found, expected in (
-            (both, op(a, b)), (left, op(a, 2)), (right, op(2, a + 10)), (array, op(a, b)), (reverse, op(b, a + 10)),
+            (both, op(a, b)), (left, op(a, 2)), (right, op(2, a + 10)), (array, op(a, b)),
+            (reverse, op(b, a + 10)),
         ):  # fmt: skip
             np.testing.assert_allclose(found, expected, rtol=1e-6)
             assert found.dtype.kind == expected.dtype.kind
@@ -280,8 +283,11 @@ def dtype_of(function, *dtypes):
 
 def test_two_tensors_promote_by_the_table():
     table = {
-        "bool": "bool u32 i32 f32", "u32": "u32 u32 i32 f32", "i32": "i32 i32 i32 f32", "f32": "f32 f32 f32 f32",
-    }  # fmt: skip
+        "bool": "bool u32 i32 f32",
+        "u32": "u32 u32 i32 f32",
+        "i32": "i32 i32 i32 f32",
+        "f32": "f32 f32 f32 f32",
+    }
     for a, row in table.items():
         for b, expected in zip(table, row.split(), strict=True):
             number = "i32" if expected == "bool" else expected

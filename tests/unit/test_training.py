@@ -61,7 +61,8 @@ def test_the_reference_is_right_about_its_own_gradients(name):
                 other = {**params, key: value.copy()}
                 other[key][at] += sign * 1e-5
                 moved.append(back(other, **batch)[0])
-            assert grads[key][at] == pytest.approx((moved[0] - moved[1]) / 2e-5, rel=1e-5, abs=1e-8), (key, at)
+            slope = (moved[0] - moved[1]) / 2e-5
+            assert grads[key][at] == pytest.approx(slope, rel=1e-5, abs=1e-8), (key, at)
 
 
 async def shapes_of(name):
