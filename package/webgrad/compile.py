@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from webgrad.arrays import Input, as_input
@@ -124,6 +125,16 @@ def lower_graph(
     return IR(graph, grads, loss, sched, plan, kernels, program)
 
 
+def _specs(inputs: Mapping[str, Any], seed: int) -> dict[str, Input]:
+    if not isinstance(inputs, Mapping):
+        raise InputError(
+            f"inputs must be a dict of name → shape, Input or array, found {type(inputs).__name__}"
+        )
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise InputError(f"seed must be a non-negative int, found {seed!r}")
+    return {name: as_input(name, value) for name, value in inputs.items()}
+
+
 def build_training(
     factory: Any,
     forward: Callable[..., Any],
@@ -133,7 +144,11 @@ def build_training(
     target: Target,
 ) -> TrainParts:
     """Everything of `compile_module` that needs no device."""
-    specs = {name: as_input(name, value) for name, value in inputs.items()}
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise InputError(
+            f"optimizer must be an optimizer such as webgrad.optim.Adam(lr=1e-3), found {optimizer!r}"
+        )
+    specs = _specs(inputs, seed)
     graph, model, result = _trace_forward(factory, forward, specs, training=True)
     if not isinstance(result, Tensor):
         raise ShapeError(
@@ -156,7 +171,7 @@ def build_forward(
     target: Target,
 ) -> ForwardParts:
     """Everything of `compile_forward` that needs no device."""
-    specs = {name: as_input(name, value) for name, value in inputs.items()}
+    specs = _specs(inputs, seed)
     graph, model, result = _trace_forward(factory, forward, specs, training=False)
     layout = _shared_layout(graph, shared, target)
     ir = lower_graph(graph, {}, None, layout, target, "run")
@@ -179,7 +194,8 @@ def _shared_layout(graph: Graph, shared: Params | None, target: Target) -> Layou
             )
         ranges[name] = theirs
     rest = {n: node for n, node in graph.params.items() if n not in ranges}
-    own = make_layout(rest, target.max_binding_bytes, prefix="own/")
+    depth = 1 + max((a.count("own/") for a in shared.layout.arenas), default=0)  # sharers of sharers
+    own = make_layout(rest, target.max_binding_bytes, prefix="own/" * depth)
     ordered = {n: (ranges | dict(own.ranges))[n] for n in graph.params}
     return Layout({**shared.layout.arenas, **own.arenas}, ordered)
 

@@ -316,31 +316,46 @@ class CompiledModule(Compiled):
         return await self.params.download(grad_arena)
 
     async def state_dict(self) -> dict[str, Any]:
-        """Everything that training needs to go on exactly: ``params``, ``optimizer`` slots by name, ``t``,
-        ``rng_step`` and ``seed``.
+        """Everything that training needs to go on exactly, as of this call: ``params``, ``optimizer`` slots
+        by name, ``hyper`` parameters, ``t``, ``rng_step`` and ``seed``.
         """
         self._ready()
         counters = {"t": self.t, "rng_step": self._runs, "seed": self._seed}
-        pending = {slot: self.params.download(partial(slot_arena, slot)) for slot in self._slots()}
-        params = await self.params.download()
-        return {"params": params, "optimizer": {s: await p for s, p in pending.items()}, **counters}
+        hyper = self.optimizer.hyper() if self.optimizer is not None else {}
+        # every read is queued before the first is awaited: a step in between would tear the checkpoint
+        pending = {slot: self.params.reading(partial(slot_arena, slot)) for slot in self._slots()}
+        params = self.params.reading()
+        slots = {slot: await self.params.arrays(raw) for slot, raw in pending.items()}
+        return {"params": await self.params.arrays(params), "optimizer": slots, "hyper": hyper, **counters}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`'s result. Raises `CheckpointError` before anything is written."""
         self._ready()
-        missing = [k for k in ("params", "optimizer", "t", "rng_step", "seed") if k not in state]
-        if missing:
-            raise CheckpointError(f"the checkpoint lacks {missing}: give what state_dict() returned")
+        if not isinstance(state, Mapping):
+            raise CheckpointError(f"a checkpoint is what state_dict() returned, not {type(state).__name__}")
+        tables, counters = ("params", "optimizer", "hyper"), ("t", "rng_step", "seed")
+        wrong = [k for k in tables if not isinstance(state.get(k), Mapping)]
+        wrong += [k for k in counters if not isinstance(state.get(k), int | np.integer)]
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint lacks {wrong}, or they are no tables and counts: give what "
+                "state_dict() returned"
+            )
+        unknown = [n for n in state["params"] if n not in self.params]
+        if unknown:
+            raise CheckpointError(f"the checkpoint has parameters {unknown}, which this program has not")
         if set(state["optimizer"]) != set(self._slots()):
             raise CheckpointError(
                 f"the checkpoint has optimizer state {sorted(state['optimizer'])}, this program's optimizer "
                 f"keeps {sorted(self._slots())}: compile with the optimizer that saved it"
             )
+        optimizer = self.optimizer.set(**state["hyper"]) if self.optimizer is not None else None
         writes = self._fitting("parameter", state["params"], str)
         for slot, values in state["optimizer"].items():
             writes += self._fitting(slot, values, partial(slot_arena, slot))
         for where, array in writes:
             self.params.owner.write(where, array)
+        self.optimizer = optimizer
         self.t, self._runs, self._seed = int(state["t"]), int(state["rng_step"]), int(state["seed"])
 
     def _fitting(

@@ -43,11 +43,29 @@ class Optimizer:
         """The per-step numbers at step ``t`` (from 1)."""
         raise NotImplementedError
 
+    def hyper(self) -> dict[str, float]:
+        """The hyperparameters that may change between steps."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: float(v) for name, v in values.items() if not isinstance(v, bool)}
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, bool):
+                continue
+            if not isinstance(value, int | float | np.number) or not math.isfinite(value) or value < 0:
+                raise InputError(
+                    f"{name}: {f.name} must be a finite number that is not negative, found {value!r}"
+                )
+            if f.name in ("b1", "b2") and value >= 1:
+                raise InputError(f"{name}: {f.name} must be below 1, found {value!r}")
+
     def set(self, **hyper: float) -> Optimizer:
         """A copy with other hyperparameters. Raises `InputError` for an unknown name, a value that is no
         number, and a switch (such as ``nesterov``), which is compiled in.
         """
-        hot = [f.name for f in fields(self) if not isinstance(getattr(self, f.name), bool)]
+        hot = list(self.hyper())
         for name, value in hyper.items():
             if name not in hot:
                 raise InputError(f"{type(self).__name__} has no hyperparameter {name!r} to set: it has {hot}")

@@ -14,13 +14,15 @@ def lose_devices():
 
 def test_no_adapter_is_said_and_auto_falls_back_with_one_warning(page_py):
     async def without():
+        import asyncio
         import warnings
 
         from webgrad.runtime import webgpu
 
+        executor = await webgpu.open_webgpu()
         lose_devices()
-        hidden, webgpu._executor = webgpu._executor, None
-        original = js.navigator.gpu.requestAdapter
+        while executor.alive:
+            await asyncio.sleep(0.01)
         js.eval("navigator.gpu.requestAdapter = async () => null")
         try:
             try:
@@ -36,7 +38,6 @@ def test_no_adapter_is_said_and_auto_falls_back_with_one_warning(page_py):
             return message, train.device, other.device, [str(w.message) for w in caught], loss
         finally:
             js.eval("delete navigator.gpu.requestAdapter")
-            del original, hidden
 
     message, device, other, warned, loss = page_py(without, uses=[*USES, lose_devices])
     assert "adapter" in message and "--enable-unsafe-webgpu" in message

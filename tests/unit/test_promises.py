@@ -512,7 +512,8 @@ async def test_a_state_dict_is_plain_data(device):
     train = await training(device)
     await train.step({"x": A})
     state = await train.state_dict()
-    assert set(state) == {"params", "optimizer", "t", "rng_step", "seed"}
+    assert set(state) == {"params", "optimizer", "hyper", "t", "rng_step", "seed"}
+    assert state["hyper"]["lr"] == train.optimizer.lr
     assert state["t"] == state["rng_step"] == 1
     assert set(state["optimizer"]) == {"m", "v"}
     assert state["optimizer"]["m"]["w"].shape == (3,)

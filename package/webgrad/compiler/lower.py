@@ -151,7 +151,7 @@ def lower_map(members: Sequence[Node], stored: set[Node], written: set[Node]) ->
     low = Lowering(Indexer(), stored)
     index = low.ix.var("i", members[0].size)
     stores = _elementwise(low, members, index, written)
-    return _kernel("map", low, members, index, stores, None, stored)
+    return _checked(_kernel("map", low, members, index, stores, None, stored), members)
 
 
 def lower_contract(
@@ -161,7 +161,25 @@ def lower_contract(
     stored: set[Node],
     written: set[Node],
 ) -> ScheduledKernel:
-    """A contraction, its epilogue, and the sums of its operands over k."""
+    """A contraction, its epilogue, and the sums of its operands over k.
+
+    The epilogue is written in terms of b, m and n, which needs fewest divisions. Where a reshape fits no axis,
+    those terms do not come back together, and the epilogue uses the flat index instead.
+    """
+    kernel = _contract(heavy, members, sums, stored, written, flat=False)
+    if not any(node in kernel.loads for node in members):
+        return kernel
+    return _checked(_contract(heavy, members, sums, stored, written, flat=True), members)
+
+
+def _contract(
+    heavy: Node,
+    members: Sequence[Node],
+    sums: Mapping[Node, Side],
+    stored: set[Node],
+    written: set[Node],
+    flat: bool,
+) -> ScheduledKernel:
     low = Lowering(Indexer(), stored)
     ix = low.ix
     form = heavy.op.form(heavy)  # type: ignore[attr-defined]
@@ -174,7 +192,8 @@ def lower_contract(
         at, mask = access(ix, b, along, k)
         sides.append(low.masked(mask, lambda x=x, at=at: low.value(x, at), x.dtype, 0))
     body = Contraction(sides[0], sides[1], form.batch, form.m, form.n, loops)
-    index = ix.ravel(form.out_at(ix, b, m, n), heavy.shape)
+    place = ix.ravel(form.out_at(ix, b, m, n), heavy.shape)
+    index = ix.var("i", heavy.size) if flat else place
     total = ix.register("total0", heavy.dtype)
     low.define(heavy, total, index)
     stores = [Store(heavy, index, total)] if heavy in written else []
@@ -183,7 +202,7 @@ def lower_contract(
         stores.append(
             Store(node, m if side == "left" else n, ix.register(f"sum_{side}", node.dtype), side=side)
         )
-    return _kernel("contract", low, members, index, stores, body, stored)
+    return _kernel("contract", low, members, place, stores, body, stored)
 
 
 def _elementwise(low: Lowering, members: Sequence[Node], index: Expr, written: set[Node]) -> list[Store]:
@@ -221,7 +240,7 @@ def lower_rows(
         if node in written:
             stores.append(Store(node, index, value, _stage(value, stage_of) if inner else None))
     body = Rows(domain.rows, domain.length, tuple(reductions))
-    return _kernel("row", low, members, domain.row, stores, body, stored)
+    return _checked(_kernel("row", low, members, domain.row, stores, body, stored), members)
 
 
 def _stage(e: Expr, stage_of: dict[str, int]) -> int:
@@ -263,7 +282,12 @@ def _kernel(
         kind, low.ix, members[0].shape, index, stores, body, list(_nodes(members, stored))
     )
     kernel.collect()
-    if any(node in low.registers for node in kernel.loads):
+    return kernel
+
+
+def _checked(kernel: ScheduledKernel, members: Sequence[Node]) -> ScheduledKernel:
+    """The kernel, unless it loads what it computes itself."""
+    if any(node in kernel.loads for node in members):
         raise CompileError(f"internal error: a kernel loads what it computes itself\n{kernel}")
     return kernel
 

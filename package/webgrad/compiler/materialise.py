@@ -19,8 +19,9 @@ HEAVY = ("reduce", "contract")
 # Prices, in elementary operations.
 STORE = 4
 LOAD = 1
-#: the largest expression that one kernel computes per store
+#: the largest expression that one kernel computes per store, and the deepest (it is written recursively)
 LARGEST = 300
+DEEPEST = 40
 
 
 def demanded(graph: Graph) -> set[Node]:
@@ -46,12 +47,12 @@ def materialise(graph: Graph, target: Target, demanded: set[Node]) -> set[Node]:
     most = target.max_storage_buffers - 2
     for node in graph.nodes:
         if node.op.family in ("leaf", "pack"):
-            state.weight[node] = 0
+            state.weight[node] = state.depth[node] = 0
             state.sources[node] = frozenset([node] if is_source(node) else [])
             continue
         state.weigh(node)
-        while len(state.sources[node]) > most or state.weight[node] > LARGEST:
-            inner = max(node.inputs, key=lambda x: (len(state.sources[x]), state.weight[x]))
+        while len(state.sources[node]) > most or state.weight[node] > LARGEST or state.depth[node] > DEEPEST:
+            inner = max(node.inputs, key=state.size)
             if state.sources[inner] <= {storage(inner)}:
                 break
             state.store(storage(inner))
@@ -67,6 +68,7 @@ class _Costs:
     def __init__(self, graph: Graph) -> None:
         self.stored: set[Node] = set()
         self.weight: dict[Node, int] = {}
+        self.depth: dict[Node, int] = {}
         self.sources: dict[Node, frozenset[Node]] = {}
         self.users: dict[Node, list[Node]] = {n: [] for n in graph.nodes}
         for node in graph.nodes:
@@ -77,7 +79,12 @@ class _Costs:
         """Operations and sources of one evaluation."""
         own = 0 if node.op.family in HEAVY else node.op.cost
         self.weight[node] = own + sum(self.weight[x] for x in node.inputs)
+        self.depth[node] = 1 + max((self.depth[x] for x in node.inputs), default=0)
         self.sources[node] = frozenset().union(*[self.sources[x] for x in node.inputs])
+
+    def size(self, node: Node) -> tuple[int, int, int]:
+        """What makes an operand too much to compute along."""
+        return len(self.sources[node]), self.depth[node], self.weight[node]
 
     def store(self, node: Node) -> None:
         """Store ``node``: it and its reshapes are loads from here on."""
@@ -85,7 +92,7 @@ class _Costs:
         stack = [node]
         while stack:
             x = stack.pop()
-            self.weight[x], self.sources[x] = 0, frozenset([node])
+            self.weight[x], self.depth[x], self.sources[x] = 0, 0, frozenset([node])
             stack.extend(u for u in self.users[x] if u.op.name == "reshape" and u in self.weight)
 
     def dear(self, node: Node) -> bool:

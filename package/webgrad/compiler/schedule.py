@@ -163,7 +163,7 @@ class Scheduler:
                 self.join(group, total, {})
             return
         domain = Domain(self.ix, node) if family == "reduce" else None
-        if node.size and node not in self.alone:
+        if (domain.size if domain else node.size) and node not in self.alone:
             for group in self.candidates(node, domain):
                 there = group.domain or domain
                 reads = self.reads_in(group, node, there)
@@ -418,14 +418,15 @@ class Scheduler:
         """Members that another kernel or the outside reads; the rest stay in registers."""
         return self.demanded.union(self.placed, *[g.loads for g in self.groups])
 
-    def overfull(self) -> Group | None:
-        """A group that needs more bindings than the adapter has, if any."""
+    def overfull(self) -> list[Group]:
+        """Groups that need more bindings than the adapter has."""
         written = self.written()
+        found = []
         for group in self.groups:
             stores = sum(m in written for m in group.members)
             if len(group.members) > 1 and len(group.loads) + stores > self.target.max_storage_buffers:
-                return group
-        return None
+                found.append(group)
+        return found
 
     # --- order --------------------------------------------------------------------------------------
 
@@ -451,10 +452,11 @@ def schedule(graph: Graph, target: Target = DEFAULT) -> Schedule:
     state.find_readers()
     state.find_side_sums()
     state.group()
-    while (group := state.overfull()) is not None:
-        state.alone.add(group.members[-1])
-        if group.heavy is not None:
-            state.side_sums.pop(group.heavy, None)
+    while groups := state.overfull():
+        for group in groups:
+            state.alone.add(group.members[-1])
+            if group.heavy is not None:
+                state.side_sums.pop(group.heavy, None)
         state.restart()
         state.group()
     state.commit()

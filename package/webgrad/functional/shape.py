@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from webgrad.errors import DtypeError, InputError, ShapeError, TraceError
@@ -172,7 +173,7 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
     first, last = (0, start) if stop is None else (start, stop)
     if step == 0:
         raise InputError("arange: the step must not be 0")
-    whole = all(isinstance(n, int) for n in (first, last, step))
+    whole = all(isinstance(n, Integral) for n in (first, last, step))
     count = max(0, math.ceil((last - first) / step))
     ramp: Any = _leaves.iota(shape=(count,), axis=0)
     ramp = ramp * step if step != 1 else ramp

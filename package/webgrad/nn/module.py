@@ -38,8 +38,9 @@ class Parameter:
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
         raise TraceError(
-            "this Parameter is not part of the model that is compiled, so it has no value: assign it to an attribute "
-            "of the model, or into a list, tuple or dict there"
+            "this Parameter is not part of the model that is compiled, so it has no value: assign it to an "
+            "attribute of the model, or into a list, tuple or dict there, and reach it through the model (a "
+            "closure over self keeps the original)"
         )
 
     def values(self, path: str, seed: int) -> NDArray[Any]:

@@ -283,13 +283,20 @@ class Compare(Binary):
         return None, None
 
 
-class Lt(Compare):
+class Ordered(Compare):
+    """An order of numbers; bools compare as 0 and 1."""
+
+    def prepare(self, inputs: tuple[Any, ...]) -> list[Any]:
+        return [cast_to(t, "i32") if t.dtype == "bool" else t for t in super().prepare(inputs)]
+
+
+class Lt(Ordered):
     """a < b."""
 
     name, text, int_text, reference = "less", "wg_lt({0}, {1})", "({0} < {1})", np.less
 
 
-class Le(Compare):
+class Le(Ordered):
     """a ≤ b."""
 
     name, text, int_text, reference = "less_equal", "wg_le({0}, {1})", "({0} <= {1})", np.less_equal

@@ -240,6 +240,7 @@ class KernelRun:
         right = np.broadcast_to(self.value(body.right), (body.batch, body.k, body.n))
         self.memo.clear()
         self.env = {"b": batch[:, None, None], "m": m[:, None], "n": n, "total0": np.matmul(left, right)}
+        self.env["i"] = self.value(self.kernel.index)
         self.env["sum_left"] = left.sum(2, keepdims=True)
         self.env["sum_right"] = right.sum(1, keepdims=True)
 

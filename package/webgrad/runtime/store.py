@@ -124,13 +124,20 @@ class Params(Mapping[str, ParamHandle]):
 
     async def download(self, rename: Callable[[str], str] = str) -> dict[str, NDArray[Any]]:
         """Every parameter's values, or those that lie alike in the arenas that ``rename`` leads to."""
+        return await self.arrays(self.reading(rename))
+
+    def reading(self, rename: Callable[[str], str] = str) -> dict[str, Awaitable[Any]]:
+        """Queue reads of the arenas, by the name of the parameters' arena."""
         self.check()
         keys = {arena: rename(arena) for arena in self.layout.arenas}
-        pending = {
+        return {
             arena: self.store_of(arena).read(key)
             for arena, key in keys.items()
             if key in self.store_of(arena).arenas
         }
+
+    async def arrays(self, pending: Mapping[str, Awaitable[Any]]) -> dict[str, NDArray[Any]]:
+        """The parameters' arrays from arenas being read."""
         raw = {arena: await reading for arena, reading in pending.items()}
         found = {}
         for name, r in self.layout.ranges.items():

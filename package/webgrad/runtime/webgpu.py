@@ -267,7 +267,8 @@ class Pending(Generic[Value]):
 
     def __await__(self) -> Generator[Any, None, Value]:
         if self._promise is not None:
-            reply = yield from self._promise.__await__()
+            # shielded: a task that gives up waiting must not cancel the promise for the others
+            reply = yield from asyncio.shield(self._promise).__await__()
             if self._promise is not None:  # no other task was quicker
                 self._promise = None
                 if reply.ok:

@@ -155,6 +155,9 @@ def _wants_unroll(w: KernelWriter, c: Contraction, rows: list[Expr], cols: list[
 def _vector(w: KernelWriter, four: list[Expr]) -> Expr | None:
     """The vec4 index that loads these four values at once, if they lie side by side and aligned."""
     first = four[0]
+    loads = len(w.kernel.loads) + len(w.kernel.stores)
+    if loads + 2 > w.plan.target.max_storage_buffers:
+        return None  # an operand that is also read as scalars would need a second binding
     if any(e.kind != "load" or e.attr is not first.attr or e.dtype != "f32" for e in four):
         return None
     start = first.args[0]
@@ -231,7 +234,11 @@ def _epilogue(
         w.line(f"if (n >= {c.n}) {{ break; }}")
     lane = f"block[i * {groups} + j / 4][j % 4]" if lanes == 4 else f"block[i * {groups} + j]"
     w.line(f"let total0 = {lane};")
-    w.stores([s for s in w.kernel.stores if s.side is None])
+    stores = [s for s in w.kernel.stores if s.side is None]
+    if any("i" in e.free for s in stores for e in (s.index, s.value)):
+        w.line(f"let flat = {w.text(w.kernel.index)};")
+        w.rename("i", "flat")
+    w.stores(stores)
     w.close()
     w.close()
 

@@ -17,7 +17,7 @@ from webgrad.compiler.kernels import ScheduledKernel, Store
 from webgrad.compiler.plan import Plan
 from webgrad.compiler.program import Access
 from webgrad.compiler.simplify import storage
-from webgrad.errors import CompileError
+from webgrad.errors import CompileError, OutOfMemoryError
 from webgrad.ir import Node
 from webgrad.layout import round_up
 from webgrad.ops.random import RandomBits
@@ -83,6 +83,8 @@ class KernelWriter:
         self.blocks: list[Block] = [Block(set())]
         self.uses: dict[int, int] = {}
         self.scalars_used = False
+        #: variables that go by another name in the text
+        self.aliases: dict[str, str] = {}
         self._count = 0
         self.written = {plan.where(s.node)[0] for s in kernel.stores}
         self.count_uses(kernel.roots())
@@ -123,6 +125,11 @@ class KernelWriter:
     def declare(self, *variables: str) -> None:
         """Make variables known in the current block."""
         self.blocks[-1].variables.update(variables)
+
+    def rename(self, variable: str, name: str) -> None:
+        """Declare ``variable`` in the current block, where the text calls it ``name``."""
+        self.aliases[variable] = name
+        self.declare(variable)
 
     def fresh(self, stem: str = "v") -> str:
         """A new name."""
@@ -194,7 +201,7 @@ class KernelWriter:
         if kind == "const":
             return literal(e.attr, e.dtype)
         if kind in ("var", "reg"):
-            return str(e.attr)
+            return self.aliases.get(e.attr, str(e.attr))
         if kind in ("true", "false"):
             return kind
         for block in reversed(self.blocks):
@@ -231,6 +238,13 @@ class KernelWriter:
     def render(self, e: Expr) -> str:
         """WGSL of the expression's own operation."""
         kind, args = e.kind, e.args
+        if e.dtype == "i32" and kind in ("sum", "div") and not -(2**31) <= e.lo <= e.hi < 2**31:
+            sites = "; ".join(str(s) for s in self.kernel.sites[:3])
+            names = "+".join(n.op.name for n in self.kernel.nodes)
+            raise OutOfMemoryError(
+                f"a kernel of {names} counts to {e.hi:,}, beyond the 32-bit "
+                f"indices of a GPU (at {sites}): use smaller tensors, or reduce them in parts"
+            )
         if kind == "sum":
             return self._sum(e)
         if kind == "within":
