@@ -163,8 +163,8 @@ def lower_contract(
 ) -> ScheduledKernel:
     """A contraction, its epilogue, and the sums of its operands over k.
 
-    The epilogue is written in terms of b, m and n, which needs fewest divisions. Where a reshape fits no axis,
-    those terms do not come back together, and the epilogue uses the flat index instead.
+    The epilogue is written in terms of b, m and n, which needs fewest divisions. Where a reshape fits no
+    axis, those terms do not come back together, and the epilogue uses the flat index instead.
     """
     kernel = _contract(heavy, members, sums, stored, written, flat=False)
     if not any(node in kernel.loads for node in members):

@@ -19,7 +19,7 @@ HEAVY = ("reduce", "contract")
 # Prices, in elementary operations.
 STORE = 4
 LOAD = 1
-#: the largest expression that one kernel computes per store, and the deepest (it is written recursively)
+#: the largest expression computed for one stored value, and the deepest
 LARGEST = 300
 DEEPEST = 40
 
@@ -41,8 +41,8 @@ def is_source(node: Node) -> bool:
     return name in ("param", "input", "state") or (name == "const" and node.attrs["value"].ndim > 0)
 
 
-def materialise(graph: Graph, target: Target, demanded: set[Node]) -> set[Node]:
-    """The nodes to store (no leaves)."""
+def materialise(graph: Graph, target: Target, demanded: set[Node]) -> dict[Node, int]:
+    """The nodes to store (no leaves), each with the depth of the expression that computes it."""
     state = _Costs(graph)
     most = target.max_storage_buffers - 2
     for node in graph.nodes:
@@ -59,14 +59,14 @@ def materialise(graph: Graph, target: Target, demanded: set[Node]) -> set[Node]:
             state.weigh(node)
         if node.op.family in HEAVY or node in demanded or state.dear(node):
             state.store(node)
-    return {n for n in state.stored if n.op.family != "leaf"}
+    return {n: depth for n, depth in state.stored.items() if n.op.family != "leaf"}
 
 
 class _Costs:
     """What evaluating each node costs and loads, given what is stored so far."""
 
     def __init__(self, graph: Graph) -> None:
-        self.stored: set[Node] = set()
+        self.stored: dict[Node, int] = {}
         self.weight: dict[Node, int] = {}
         self.depth: dict[Node, int] = {}
         self.sources: dict[Node, frozenset[Node]] = {}
@@ -88,7 +88,7 @@ class _Costs:
 
     def store(self, node: Node) -> None:
         """Store ``node``: it and its reshapes are loads from here on."""
-        self.stored.add(node)
+        self.stored.setdefault(node, self.depth[node])
         stack = [node]
         while stack:
             x = stack.pop()

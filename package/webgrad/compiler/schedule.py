@@ -33,6 +33,8 @@ from webgrad.ir import Graph, Node, numel
 from webgrad.ops import elementwise as ew
 from webgrad.ops.contract import Access
 
+#: the deepest expression of one kernel: expressions are written, signed and interpreted recursively
+DEEPEST = 100
 #: bytes that a reduction may keep alive to join an unrelated one over the same rows
 COMPANION = 1 << 16
 #: a row kernel runs one thread a row: fewer rows than this would leave cores idle
@@ -55,6 +57,8 @@ class Group:
     linear: set[Node] = field(default_factory=set)
     scattered: set[Node] = field(default_factory=set)
     deps: set[int] = field(default_factory=set)
+    #: how deep the expression of each member is, other members included
+    depth: dict[Node, int] = field(default_factory=dict)
 
     @property
     def loads(self) -> set[Node]:
@@ -69,7 +73,8 @@ class Scheduler:
         self.graph, self.target = graph, target
         self.ix = Indexer()
         self.demanded = demanded(graph)
-        self.stored = materialise(graph, target, self.demanded)
+        self.depth = materialise(graph, target, self.demanded)
+        self.stored = set(self.depth)
         self.alone: set[Node] = set()
         self.readers: dict[Node, set[Node]] = {}
         #: contraction -> the reductions that are sums of its operands over k
@@ -312,6 +317,8 @@ class Scheduler:
     def can_join(self, group: Group, node: Node, found: dict[Node, set[Expr]], domain: Domain | None) -> bool:
         """Whether ``group`` stays acyclic and within the adapter's bindings with ``node``."""
         members = set(group.members)
+        if self.depth_in(group, node, found) > DEEPEST:
+            return False
         loads = (group.loads | set(found)) - members
         written = [m for m in [*group.members, node] if self.leaves(m, group, node)]
         if len(loads) + len(written) > self.target.max_storage_buffers:
@@ -320,6 +327,10 @@ class Scheduler:
             return False
         others = {g for x in found for g in self.makers(x)} - {group.number}
         return not any(self.depends(g, group.number) for g in others)
+
+    def depth_in(self, group: Group, node: Node, found: dict[Node, set[Expr]]) -> int:
+        """Depth of the node's expression, with those of the members that it uses in registers."""
+        return self.depth.get(node, 1) + max((group.depth.get(x, 0) for x in found), default=0)
 
     def leaves(self, member: Node, group: Group, coming: Node | None = None) -> bool:
         """Whether a member is read by another group or the outside, as far as is known."""
@@ -342,6 +353,7 @@ class Scheduler:
                 continue
             flat = group.domain is None and indices == {own} and source.size == node.size
             (group.linear if flat else group.scattered).add(source)
+        group.depth[node] = self.depth_in(group, node, found)
         group.members.append(node)
         group.deps |= {g for x in found for g in self.makers(x)} - {group.number}
         self.home[node] = group
