@@ -16,6 +16,7 @@ from tests.unit.random_programs import Draw
 from webgrad import nn
 from webgrad.compile import build_forward, build_training, create_forward_runtime, create_runtime
 from webgrad.compiler.target import Target
+from webgrad.ir import ArenaRange, Layout
 from webgrad.runtime.reference import NumpyExecutor
 
 LEVELS = ("graph", "schedule")
@@ -405,3 +406,51 @@ def test_a_tensor_over_the_binding_limit_is_refused_by_name():
 
     with pytest.raises(wg.OutOfMemoryError, match=r"parameter 'w' of shape \(300,\)"):
         build_forward(Wide, lambda model, x: model.w * x, {"x": ()}, None, SEED, small)
+
+
+def test_texts_hold_no_arena_offset():
+    """The same kernels over a layout that lies elsewhere."""
+    graph = forward_graph()
+    low = wg.plan_buffers(graph)
+    ranges = {n: ArenaRange(r.arena, r.offset + 1024, r.shape, r.dtype) for n, r in low.layout.ranges.items()}
+    arenas = {name: size + 1024 for name, size in low.layout.arenas.items()}
+    high = wg.plan_buffers(graph, Layout(arenas, ranges))
+    assert low.place != high.place
+    assert [k.wgsl for k in wg.emit_kernels(low)] == [k.wgsl for k in wg.emit_kernels(high)]
+
+
+def forward_graph():
+    """A small graph with parameters."""
+
+    def forward():
+        x, w, b = wg.tensor_input("x", (8, 4)), wg.param_input("w", (4, 16)), wg.param_input("b", (16,))
+        return wg.softmax(x @ w + b)
+
+    return wg.trace(forward)
+
+
+def test_parameters_beyond_one_binding_are_sharded_and_train():
+    class Wide(nn.Module):
+        def __init__(self):
+            self.layers = [nn.Linear(8, 8, scale=0.5) for _ in range(5)]
+
+    def loss(model, x):
+        for layer in model.layers:
+            x = wg.tanh(layer(x))
+        return wg.mean(x * x)
+
+    results = []
+    for target in (Target(), Target(max_binding_bytes=1024)):
+        parts = build_training(Wide, loss, {"x": (4, 8)}, wg.optim.Adam(lr=0.1), SEED, target)
+        check_program(parts.ir)
+        arenas = [n for n in parts.layout.arenas if n.startswith("param/")]
+        assert len(arenas) == (1 if target.max_binding_bytes > 1024 else 3)
+        for level in LEVELS:
+            results.append(asyncio.run(three_losses(parts, NumpyExecutor(level, target=target))))
+    np.testing.assert_allclose(results, [results[0]] * 4, rtol=1e-5)
+
+
+async def three_losses(parts, executor):
+    """Losses of three steps on ones."""
+    train = await create_runtime(parts, executor)
+    return [await train.step({"x": np.ones((4, 8))}) for _ in range(3)]
