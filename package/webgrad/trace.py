@@ -195,9 +195,10 @@ def mark_ids(ids: Node, low: int, high: int, what: str) -> None:
             least, greatest = bounds.get(name, (low, high))
             bounds[name] = max(least, low), min(greatest, high)
         elif node.op.name == "const":
-            for value in node.attrs["value"].flat:
-                if not low <= value <= high:
-                    raise InputError(f"{what}: ids must be in {low} to {high}, found {value}")
+            values = node.attrs["value"]
+            wrong = values[(values < low) | (values > high)]
+            if wrong.size:
+                raise InputError(f"{what}: ids must be in {low} to {high}, found {wrong[0]}")
         elif node.op.name == "cast" or node.op.family in ("movement", "concat"):
             stack += [x for x in node.inputs if x not in seen]
             seen.update(node.inputs)

@@ -75,6 +75,15 @@ IMAGE, KERNEL = np.zeros((1, 1, 5, 5)), np.zeros((1, 1, 3, 3))
         (wg.ShapeError, lambda x: wg.max(x[:0], 0)),  # here
         (wg.ShapeError, lambda x: wg.argmax(x[:, :0], 1)),  # here
         (wg.ShapeError, lambda x: wg.mse(x, x[0])),  # here
+        (wg.ShapeError, lambda x: wg.concat([])),  # here
+        (wg.ShapeError, lambda x: wg.stack([])),  # here
+        (wg.ShapeError, lambda x: wg.zeros((2, 1.5))),  # here
+        (wg.ShapeError, lambda x: wg.reshape(x, x.shape[0] / 2, -1)),  # here
+        (wg.ShapeError, lambda x: wg.one_hot(wg.iota((2,), 0) + 0, -1)),  # here
+        (wg.DtypeError, lambda x: wg.full((2,), np.inf, "i32")),  # here
+        (wg.DtypeError, lambda x: wg.full((2,), 2**40)),  # here
+        (wg.DtypeError, lambda x: wg.full((2,), x)),  # here
+        (wg.DtypeError, lambda x: wg.add(x, [[1.0], [1.0, 2.0]])),  # here
         (wg.ShapeError, lambda x: wg.conv2d(x, x)),  # here
         (wg.ShapeError, lambda x: wg.conv2d(IMAGE[..., :2, :2], KERNEL)),  # here
         (wg.ShapeError, lambda x: wg.conv2d(IMAGE, KERNEL[:, [0, 0]])),  # here

@@ -131,11 +131,11 @@ ROWS = {
     ],
     "silu": [(wg.silu, (X,), X / (1 + np.exp(-X)))],
     "softplus": [(wg.softplus, (A * 9,), np.logaddexp(0, A * 9))],
-    "full": [(lambda: wg.full((2, 3), 7), (), np.full((2, 3), 7)), (lambda: wg.full(2, 0.5), (), np.full(2, 0.5))],
+    "full": [(lambda: wg.full((2, 3), 7), (), np.full((2, 3), 7)), (lambda: wg.full(np.int64(2), np.int64(3)), (), np.full(2, 3)), (lambda: wg.full(2, 0.5), (), np.full(2, 0.5))],
     "zeros": [(lambda: wg.zeros((2, 0)), (), np.zeros((2, 0))), (lambda: wg.zeros((2,), "i32"), (), np.zeros(2, int))],
     "ones": [(lambda: wg.ones(()), (), np.ones(())), (lambda: wg.ones((3,), bool), (), np.ones(3, bool))],
     "full_like": [(lambda x: wg.full_like(x, 2), (I,), np.full_like(I, 2))],
-    "zeros_like": [(wg.zeros_like, (C,), np.zeros_like(C))],
+    "zeros_like": [(lambda: wg.zeros_like(I), (), np.zeros_like(I)), (wg.zeros_like, (C,), np.zeros_like(C))],
     "ones_like": [(wg.ones_like, (X,), np.ones_like(X)), (lambda x: wg.ones_like(x, "i32"), (X,), np.ones((3, 4), int))],
     # shape
     "reshape": [

@@ -7,8 +7,12 @@ from typing import Any
 
 import numpy as _np
 
+from webgrad.errors import DtypeError as _DtypeError
 from webgrad.errors import InputError as _InputError
+from webgrad.functional.shape import as_tensor as _as_tensor
+from webgrad.functional.shape import sizes_of as _sizes_of
 from webgrad.ir import as_dtype as _as_dtype
+from webgrad.ir import promote_scalar as _promote_scalar
 from webgrad.ops import elementwise as _ew
 from webgrad.ops import functions as _fn
 from webgrad.ops.leaves import constant as _constant
@@ -125,6 +129,7 @@ def reciprocal(x: Any) -> Any:
 
 def clip(x: Any, low: Any = None, high: Any = None) -> Any:
     """x limited to [low, high]; either may be None. NaN stays NaN."""
+    x = _as_tensor(x, "clip")
     if low is not None:
         x = maximum(x, low)
     return minimum(x, high) if high is not None else x
@@ -171,9 +176,10 @@ def softplus(x: Any) -> Any:
 
 def full(shape: Any, value: float | int | bool, dtype: Any = None) -> Any:
     """A constant of ``shape``; the dtype defaults to the Python number's kind."""
-    kind = "bool" if isinstance(value, bool) else "i32" if isinstance(value, int) else "f32"
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    return _broadcast(_constant(value, _as_dtype(dtype or kind)), shape=sizes)
+    if not _ew.is_scalar(value):
+        raise _DtypeError(f"full: the value must be a number, found {type(value).__name__}")
+    kind = _as_dtype(dtype or _promote_scalar("bool", value))
+    return _broadcast(_constant(_ew.scalar_as(value, kind, "full"), kind), shape=_sizes_of(shape, "full"))
 
 
 def zeros(shape: Any, dtype: Any = "f32") -> Any:
@@ -188,6 +194,7 @@ def ones(shape: Any, dtype: Any = "f32") -> Any:
 
 def full_like(x: Any, value: float | int | bool, dtype: Any = None) -> Any:
     """A constant of x's shape (and dtype)."""
+    x = _as_tensor(x, "full_like")
     return full(x.shape, value, dtype or x.dtype)
 
 

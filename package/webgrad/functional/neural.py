@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from webgrad.errors import DtypeError, InputError, ShapeError
@@ -53,10 +55,14 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 def pair(value: Any, what: str, least: int) -> tuple[int, int]:
     """A number for both axes, or one each; not below ``least``."""
-    both = (value, value) if isinstance(value, int) else tuple(value)
-    if len(both) != 2 or not all(isinstance(v, int) and v >= least for v in both):
+    both = (value, value) if isinstance(value, Integral) else value
+    if not isinstance(both, Sequence) or len(both) != 2 or not all(_at_least(v, least) for v in both):
         raise InputError(f"{what} must be an int or a pair of ints, not below {least}, found {value!r}")
-    return both
+    return int(both[0]), int(both[1])
+
+
+def _at_least(value: Any, least: int) -> bool:
+    return isinstance(value, Integral) and int(value) >= least
 
 
 def conv2d(

@@ -27,6 +27,14 @@ def as_tensor(x: Any, what: str) -> Any:
     return x if isinstance(x, Node) else lift((x,), what)[0]
 
 
+def sizes_of(shape: Any, what: str) -> tuple[int, ...]:
+    """A shape from an int or a sequence of ints that are not negative, or `ShapeError`."""
+    sizes = (shape,) if isinstance(shape, Integral) else shape
+    if not isinstance(sizes, Sequence) or not all(isinstance(n, Integral) and int(n) >= 0 for n in sizes):
+        raise ShapeError(f"{what}: a shape is made of ints that are not negative, found {shape!r}")
+    return tuple(int(n) for n in sizes)
+
+
 def axis_of(axis: Any, ndim: int, what: str) -> int:
     """A non-negative axis, or `ShapeError`."""
     if isinstance(axis, Node) or not hasattr(axis, "__index__"):
@@ -41,13 +49,14 @@ def reshape(x: Any, *shape: Any) -> Any:
     """``x`` in row-major order with another shape; one size may be −1."""
     x = as_tensor(x, "reshape")
     sizes = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else list(shape)
-    if sizes.count(-1) > 1:
+    free = [at for at, n in enumerate(sizes) if isinstance(n, Integral) and n == -1]
+    known = numel(sizes_of([n for at, n in enumerate(sizes) if at not in free], "reshape"))
+    if len(free) > 1:
         raise ShapeError(f"reshape: only one size may be -1, found {tuple(sizes)}")
-    if -1 in sizes:
-        known = numel([n for n in sizes if n != -1])
+    if free:
         if known == 0 or x.size % known:
             raise ShapeError(f"cannot reshape {x.shape} ({x.size} elements) to {tuple(sizes)}")
-        sizes[sizes.index(-1)] = x.size // known
+        sizes[free[0]] = x.size // known
     target = tuple(int(n) for n in sizes)
     return x if target == x.shape else _mv.reshape(x, shape=target)
 
@@ -106,7 +115,7 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Any:
 
 def broadcast_to(x: Any, shape: Sequence[int]) -> Any:
     """NumPy's broadcast to ``shape``."""
-    x, target = as_tensor(x, "broadcast_to"), tuple(shape)
+    x, target = as_tensor(x, "broadcast_to"), sizes_of(shape, "broadcast_to")
     return x if x.shape == target else _mv.broadcast(x, shape=target)
 
 
@@ -118,10 +127,17 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Any:
     return _mv.flip(x, axes=tuple(sorted(axis_of(a, x.ndim, "flip") for a in axes)))
 
 
+def _several(tensors: Sequence[Any], what: str) -> list[Any]:
+    parts = tuple(tensors)
+    if not parts:
+        raise ShapeError(f"{what} joins at least one tensor, found none")
+    return lift(parts, what)
+
+
 @numpy_names
 def concat(tensors: Sequence[Any], axis: int = 0) -> Any:
     """Tensors joined along an existing axis; dtypes promote."""
-    parts = lift(tuple(tensors), "concat")
+    parts = _several(tensors, "concat")
     if not parts[0].ndim:
         raise ShapeError("concat joins along an axis, and rank-0 tensors have none: use stack")
     at = axis_of(axis, parts[0].ndim, "concat")
@@ -138,7 +154,7 @@ def concat(tensors: Sequence[Any], axis: int = 0) -> Any:
 @numpy_names
 def stack(tensors: Sequence[Any], axis: int = 0) -> Any:
     """Tensors of one shape joined along a new axis."""
-    parts = lift(tuple(tensors), "stack")
+    parts = _several(tensors, "stack")
     at = axis_of(axis, parts[0].ndim + 1, "stack")
     for part in parts:
         if part.shape != parts[0].shape:
@@ -149,9 +165,9 @@ def stack(tensors: Sequence[Any], axis: int = 0) -> Any:
 def pad(x: Any, widths: Any, value: float = 0.0) -> Any:
     """``value`` around ``x``; ``widths`` as in numpy.pad: a number, (before, after), or a pair per axis."""
     x = as_tensor(x, "pad")
-    if isinstance(widths, int):
+    if isinstance(widths, Integral):
         pairs = [(widths, widths)] * x.ndim
-    elif len(widths) == 2 and all(isinstance(w, int) for w in widths):
+    elif len(widths) == 2 and all(isinstance(w, Integral) for w in widths):
         pairs = [tuple(widths)] * x.ndim
     else:
         pairs = [tuple(w) for w in widths]
@@ -184,11 +200,13 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
 @numpy_names
 def iota(shape: Sequence[int], axis: int) -> Any:
     """The coordinate along ``axis`` at every element of ``shape``, as i32."""
-    return _leaves.iota(shape=tuple(shape), axis=axis_of(axis, len(shape), "iota"))
+    sizes = sizes_of(shape, "iota")
+    return _leaves.iota(shape=sizes, axis=axis_of(axis, len(sizes), "iota"))
 
 
 def getitem(x: Any, key: Any) -> Any:
     """NumPy basic indexing (ints, slices, None, …) and one integer tensor or array on the first axis."""
+    x = as_tensor(x, "getitem")
     keys = list(key) if isinstance(key, tuple) else [key]
     if (
         len(keys) == 1

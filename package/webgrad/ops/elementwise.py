@@ -55,7 +55,10 @@ def scalar_as(value: Any, dtype: str, what: str) -> Any:
 
 def as_constant(value: Any, what: str) -> Any:
     """A NumPy array (or nested list) as a constant node."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0, object)
     dtype = as_dtype(array.dtype) if array.dtype.kind in "fiub" else None
     if dtype is None:
         raise DtypeError(f"{what} takes tensors, numbers and NumPy arrays; found {type(value).__name__}")
