@@ -13,6 +13,7 @@ import traceback
 
 import js
 import numpy as np
+
 import webgrad as wg
 
 keep = {}

@@ -168,3 +168,55 @@ def test_import_is_quick_in_the_page(page_py):
     seconds = page_py(again)
     print(f"import webgrad in the page: {seconds:.2f} s")
     assert seconds < 2.0, "measured 0.3 s on an idle machine; the bar of 0.5 s is the benchmark's"
+
+
+def test_a_checkpoint_taken_while_training_is_of_one_step(page_py):
+    async def torn():
+        import asyncio
+
+        class One(nn.Module):
+            def __init__(self):
+                self.w = self.param((1,), init="zeros")
+
+        train = await wg.compile_module(
+            One,
+            lambda model, x: wg.sum(model.w * x),
+            inputs={"x": (1,)},
+            optimizer=wg.optim.SGD(lr=1.0, momentum=1.0),
+            device="webgpu",
+        )
+
+        async def loop():
+            for _ in range(60):
+                await train.step({"x": [1.0]})
+
+        running = asyncio.ensure_future(loop())
+        pairs = []
+        for _ in range(5):
+            await asyncio.sleep(0.02)
+            state = await train.state_dict()
+            pairs.append((state["t"], float(state["optimizer"]["velocity"]["w"][0])))
+        await running
+        return pairs
+
+    assert all(t == velocity for t, velocity in page_py(torn)), (
+        "with gradient 1, the velocity counts the steps"
+    )
+
+
+def test_giving_up_waiting_leaves_the_result_to_others(page_py):
+    async def give_up():
+        import asyncio
+
+        train = await compile_sine()
+        pending = train.step(batch(0))
+
+        async def wait():
+            return await pending
+
+        first, second = asyncio.ensure_future(wait()), asyncio.ensure_future(wait())
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second == await pending
+
+    assert page_py(give_up, uses=USES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from webgrad.errors import InputError
 
 
@@ -21,7 +22,7 @@ def test_a_canvas_object_and_colours(page_py):
     def draw(image):
         from webgrad import web
 
-        canvas = js.OffscreenCanvas.new(1, 1)  # noqa: F821 (the page's)
+        canvas = js.OffscreenCanvas.new(1, 1)
         web.draw_image(canvas, image)
         return web.read_canvas(canvas, channels=4)
 

@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+
 from webgrad import web
 from webgrad.errors import DtypeError, InputError, ShapeError, WebgradError
 
