@@ -168,7 +168,7 @@ class Compiled:
             unknown = [n for n in names if n not in available]
             if unknown:
                 raise InputError(f"with_captures: unknown {unknown}; the program captures {available}")
-        metrics = self.ir.graph.metrics if full or names else {}
+        metrics = self.ir.graph.metrics if full or with_captures is not False else {}
         return (*first, *(f"metric:{n}" for n in metrics), *(f"capture:{n}" for n in names))
 
     def _array(self, raw: Mapping[str, NDArray[np.uint8]], key: str) -> NDArray[Any]:

@@ -148,3 +148,13 @@ def test_impossible_hyperparameters_are_input_errors(hyper):
 def test_arange_of_numpy_integers_counts():
     graph = wg.trace(lambda: wg.arange(np.int64(3)))
     assert graph.outputs[0].dtype == "i32"
+
+
+async def test_an_empty_list_of_captures_still_brings_the_metrics():
+    def loss(m, x):
+        wg.capture("x", x * 2)
+        return wg.metric("size", wg.sum(x * m.a))
+
+    train = await wg.compile_module(Base, loss, inputs={"x": (2,)}, device="numpy")
+    result = await train.step({"x": [1, 2]}, with_captures=[])
+    assert result.metrics == {"size": 3.0} and result.captures == {}
