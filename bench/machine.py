@@ -48,3 +48,27 @@ def revision() -> str:
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
     return done.stdout.strip()
+
+
+class GpuClock:
+    """Processor time, a core's share, of the GPU processes of browsers that this process started (Linux)."""
+
+    def milliseconds(self) -> float:
+        """The time so far."""
+        spent = 0
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                gpu = b"--type=gpu-process" in (process / "cmdline").read_bytes()
+                if gpu and self._ours(int(process.name)):
+                    for thread in process.glob("task/*/schedstat"):
+                        spent += int(thread.read_text().split()[0])
+            except OSError:
+                continue
+        return spent / 1e6 / (os.cpu_count() or 1)
+
+    def _ours(self, process: int) -> bool:
+        while process > 1:
+            if process == os.getpid():
+                return True
+            process = int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        return False

@@ -88,6 +88,9 @@ async function stepsOf(entry, count, budget) {
   return { ms: (now() - start) / losses.length, losses };
 }
 
+/** Milliseconds of each kernel of a step, dispatched `repeat` times in a row; only webgrad tells. */
+const profile = (system, name, repeat) => live[`${system} ${name}`].trainer.profile(repeat);
+
 async function destroy(system, name) {
   const key = `${system} ${name}`;
   await live[key].trainer.destroy();
@@ -134,4 +137,4 @@ async function destroyProduct(system, name, count, block) {
   delete live[key];
 }
 
-globalThis.bench = { open, giveTask, create, steps, destroy, giveProduct, createProduct, runProduct, destroyProduct };
+globalThis.bench = { open, giveTask, create, steps, profile, destroy, giveProduct, createProduct, runProduct, destroyProduct };

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 from typing import Any
+
+import js
 
 import webgrad as wg
 import webgrad.compile
@@ -50,6 +53,37 @@ async def steps(name: str, count: int, budget: float) -> dict[str, Any]:
     while not losses or (len(losses) < count and time.perf_counter() < end):
         losses.append(await program.step(next(batches)))
     return {"ms": 1000 * (time.perf_counter() - start) / len(losses), "losses": losses}
+
+
+async def profile(name: str, repeat: int) -> dict[str, Any]:
+    """Milliseconds of a step, of one without kernels, and of each kernel, repeated ``repeat`` times."""
+    program = programs[name]
+    spec = program.ir.program
+    kernels = range(len(spec.kernels))
+    entries = {"empty": (), **spec.entries, **{f"kernel {i}": (i,) * repeat for i in kernels}}
+    store = program.params.owner
+    externals = {b.key: store.arenas[b.key][0] for b in spec.buffers if b.kind == "external"}
+    executor = await open_executor("webgpu")
+    session = await executor.load(replace(spec, entries=entries), program.ir.plan, externals)
+    await program.step(next(given[name][1]))  # fills the upload
+
+    async def now() -> float:
+        gpu = getattr(js, "gpuMilliseconds", None)
+        return float(await gpu()) if gpu else 1000 * time.perf_counter()
+
+    async def time_of(entry: str, rounds: int = 5) -> float:
+        times = []
+        for _ in range(rounds):
+            start = await now()
+            await session.run(entry, program._upload, ("output:0",))
+            times.append(await now() - start)
+        return min(times)
+
+    empty = await time_of("empty", 20)
+    step = await time_of("step", 20)
+    each = [(await time_of(f"kernel {i}") - empty) / repeat for i in kernels]
+    session.destroy()
+    return {"empty": empty, "step": step, "kernels": each}
 
 
 class Products(nn.Module):

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,10 @@ class Session:
         if self.errors:
             raise PageError("\n".join(self.errors)[:2000])
         return result
+
+    async def expose(self, name: str, function: Callable[[], Any]) -> None:
+        """Let the page call ``await <name>()``."""
+        await self._page.expose_function(name, function)
 
     async def open(self, system: str) -> None:
         """Start a system's library."""

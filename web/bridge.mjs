@@ -75,10 +75,10 @@ class Bridge {
 
   constructor(adapter, device) {
     [this.#device, this.#queue] = [device, device.queue];
-    const { vendor, architecture, device: model, description } = adapter.info;
+    const { vendor, architecture, device: model, description, subgroupMinSize, subgroupMaxSize } = adapter.info;
     const isFallback = Boolean(adapter.info.isFallbackAdapter ?? adapter.isFallbackAdapter);
-    const features = FEATURES.filter((name) => device.features.has(name));
-    this.#info = { vendor, architecture, device: model, description, isFallback, limits: limitsOf(device), features };
+    const [features, subgroups] = [FEATURES.filter((name) => device.features.has(name)), [subgroupMinSize, subgroupMaxSize]];
+    this.#info = { vendor, architecture, device: model, description, isFallback, limits: limitsOf(device), features, subgroups };
     device.onuncapturederror = ({ error }) => (this.#fault ??= failure(KINDS[error.constructor.name], error.message));
     device.lost.then(({ reason, message }) => this.#lose(message || `the device was ${reason || "lost"}`));
   }

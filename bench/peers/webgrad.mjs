@@ -22,6 +22,7 @@ export async function create(name) {
   return {
     stages,
     steps: (count, budget) => app.call("steps", name, count, budget),
+    profile: (repeat) => app.call("profile", name, repeat),
     destroy: () => app.call("destroy", name),
   };
 }

@@ -10,7 +10,8 @@ class Target:
     """Adapter limits and class; the defaults are what every WebGPU device grants.
 
     ``adapter_class`` is ``"software"`` (SwiftShader, lavapipe: barriers are dear, few cores) or
-    ``"hardware"``.
+    ``"hardware"``. ``quads`` tells that its threads run four abreast and may hand values round (WGSL's
+    subgroups, of exactly four consecutive threads).
     """
 
     adapter_class: str = "software"
@@ -19,6 +20,7 @@ class Target:
     max_buffer_bytes: int = 256 * 1024 * 1024
     max_workgroups: int = 65_535
     max_workgroup_size: int = 256
+    quads: bool = False
     features: frozenset[str] = frozenset()
 
 

@@ -307,6 +307,7 @@ def target_of(info: Mapping[str, Any]) -> Target:
     limits = info["limits"]
     return Target(
         adapter_class="software" if software else "hardware",
+        quads=software and "subgroups" in info["features"] and list(info["subgroups"]) == [4, 4],
         max_storage_buffers=STORAGE_BUFFERS,
         max_binding_bytes=int(limits["maxStorageBufferBindingSize"]),
         max_buffer_bytes=int(limits["maxBufferSize"]),

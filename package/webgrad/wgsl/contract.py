@@ -14,11 +14,11 @@ gradients) are accumulated beside the products.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from webgrad.compiler.indexing import Expr
 from webgrad.compiler.kernels import Contraction, Store
 from webgrad.compiler.target import Target
+from webgrad.wgsl.operands import Operand, at_steps, k_steps, line_exprs, open_loops, vector_index
+from webgrad.wgsl.quads import choose_quads, emit_quads
 from webgrad.wgsl.rows import Grid, launch
 from webgrad.wgsl.writer import KernelWriter
 
@@ -48,19 +48,17 @@ def choose_block(c: Contraction, target: Target) -> tuple[int, int]:
     return min(LARGE_BLOCKS + BLOCKS if large else BLOCKS, key=price)
 
 
-@dataclass
-class Operand:
-    """How one operand's block is loaded: names of scalars or vec4 components by (line, step of k)."""
-
-    texts: dict[tuple[int, int], str]
-    #: (step of k, column group) -> a ready vec4, when loaded along the columns
-    vectors: dict[tuple[int, int], str]
+def worth_quads(c: Contraction) -> bool:
+    """Whether both sides are long enough to share lines."""
+    return min(c.m, c.n) >= 3 and max(c.m, c.n) >= 8
 
 
 def emit_contract(w: KernelWriter) -> tuple[str, Grid]:
     """The blocked product."""
     c = w.kernel.body
     assert isinstance(c, Contraction)
+    if w.plan.target.quads and worth_quads(c):
+        return emit_quads(w, choose_quads(w.ix, c))
     tm, tn = choose_block(c, w.plan.target)
     lanes = 4 if tn >= 4 else 1
     row_blocks, col_blocks = -(-c.m // tm), -(-c.n // tn)
@@ -80,25 +78,22 @@ def emit_contract(w: KernelWriter) -> tuple[str, Grid]:
     for side, count, type_ in (("left", tm, "f32"), ("right", tn // lanes, kind)):
         for number in range(count) if sums[side] else ():
             w.line(f"var {side}{number}: {type_};")
-    *outer, (name, length) = c.loops
-    unroll = 4 if length % 4 == 0 and _wants_unroll(w, c, rows, cols) else 1
-    for variable, size_ in outer:
-        w.open(f"for (var {variable} = 0; {variable} < {size_}; {variable}++)", variable)
-    w.open(f"for (var {name} = 0; {name} < {length // unroll}; {name}++)", name)
-    steps = _steps(w, c, unroll)
-    tables = _at(w, c.left, "m", rows, c, steps), _at(w, c.right, "n", cols, c, steps)
-    w.count_uses([e for table in tables for e in table.values()])
-    left, right = (_load(w, table) for table in tables)
+    last = c.loops[-1]
+    unroll = 4 if last[1] % 4 == 0 and _wants_unroll(w, c, rows, cols) else 1
+    opened = open_loops(w, c.loops, unroll)
+    steps, k_var = k_steps(w.ix, last, unroll), w.ix.var(*last)
+    left = Operand(w, at_steps(w.ix, c.left, w.ix.var("m", c.m), rows, k_var, steps))
+    right = Operand(w, at_steps(w.ix, c.right, w.ix.var("n", c.n), cols, k_var, steps))
     for u in range(unroll):
         for i in range(tm) if sums["left"] else ():
-            w.line(f"left{i} += {left.texts[i, u]};")
+            w.line(f"left{i} += {left.scalar(i, u)};")
         for g in range(tn // lanes):
-            column = _column(w, right, u, g, lanes)
+            column = right.vector(g, u) if lanes == 4 else right.scalar(g, u)
             if sums["right"]:
                 w.line(f"right{g} += {column};")
             for i in range(tm):
-                w.line(f"{acc[i, g]} += {left.texts[i, u]} * {column};")
-    for _ in c.loops:
+                w.line(f"{acc[i, g]} += {left.scalar(i, u)} * {column};")
+    for _ in range(opened):
         w.close()
     _epilogue(w, c, tm, tn, lanes, acc)
     if sums["left"]:
@@ -109,111 +104,19 @@ def emit_contract(w: KernelWriter) -> tuple[str, Grid]:
 
 
 def _lines(w: KernelWriter, name: str, block: str, total: int, count: int) -> list[Expr]:
-    """The block's row (or column) numbers; clamped where the last block reaches over the edge."""
-    blocks = -(-total // count)
-    first = w.ix.mul(w.ix.var(block, blocks), count)
-    if total % count == 0:
-        return [w.ix.add(first, w.ix.const(i)) for i in range(count)]
-    found = []
-    for i in range(count):
-        line = f"{name}{i}"
-        w.line(f"let {line} = min({block} * {count} + {i}, {total - 1});")
-        w.declare(line)
-        found.append(w.ix.var(line, total))
-    return found
-
-
-def _at(
-    w: KernelWriter, operand: Expr, along: str, lines: list[Expr], c: Contraction, steps: list[Expr]
-) -> dict[tuple[int, int], Expr]:
-    """The operand at every (line, step)."""
-    line_var, k_var = w.ix.var(along, c.m if along == "m" else c.n), w.ix.var(*c.loops[-1])
-    found = {}
-    for i, line in enumerate(lines):
-        for u, step in enumerate(steps):
-            found[i, u] = w.ix.substitute(operand, {line_var: line, k_var: step})
-    return found
-
-
-def _steps(w: KernelWriter, c: Contraction, unroll: int) -> list[Expr]:
-    """The innermost index of k at each step of one turn of its loop."""
-    name, length = c.loops[-1]
-    turn = w.ix.mul(w.ix.var(name, length // unroll), unroll)
-    return [w.ix.add(turn, w.ix.const(u)) for u in range(unroll)]
+    """The block's row (or column) numbers."""
+    first = w.ix.mul(w.ix.var(block, -(-total // count)), count)
+    return line_exprs(w, name, first, total, count, total % count == 0)
 
 
 def _wants_unroll(w: KernelWriter, c: Contraction, rows: list[Expr], cols: list[Expr]) -> bool:
     """Whether an operand is contiguous along k, so that four steps load one vec4."""
-    steps = _steps(w, c, 4)
-    for operand, along, lines in ((c.left, "m", rows), (c.right, "n", cols)):
-        table = _at(w, operand, along, lines[:1], c, steps)
-        if _vector(w, [table[0, u] for u in range(4)]) is not None:
+    steps, k_var = k_steps(w.ix, c.loops[-1], 4), w.ix.var(*c.loops[-1])
+    for operand, along, lines in ((c.left, w.ix.var("m", c.m), rows), (c.right, w.ix.var("n", c.n), cols)):
+        values = at_steps(w.ix, operand, along, lines[:1], k_var, steps)
+        if vector_index(w, [values[0, u] for u in range(4)]) is not None:
             return True
     return False
-
-
-def _vector(w: KernelWriter, four: list[Expr]) -> Expr | None:
-    """The vec4 index that loads these four values at once, if they lie side by side and aligned."""
-    first = four[0]
-    loads = len(w.kernel.loads) + len(w.kernel.stores)
-    if loads + 2 > w.plan.target.max_storage_buffers:
-        return None  # an operand that is also read as scalars would need a second binding
-    if any(e.kind != "load" or e.attr is not first.attr or e.dtype != "f32" for e in four):
-        return None
-    start = first.args[0]
-    if any(w.ix.add(start, w.ix.const(j)) is not e.args[0] for j, e in enumerate(four)):
-        return None
-    terms, constant = w.ix.terms(start)
-    buffer, offset = w.plan.where(first.attr)
-    if any(v % 4 for v in (*terms.values(), constant)) or offset % 16 or buffer in w.written:
-        return None
-    if start.lo < 0 or start.hi + 3 >= first.attr.size:
-        return None
-    return w.ix.div(start, 4)
-
-
-def _load(w: KernelWriter, table: dict[tuple[int, int], Expr]) -> Operand:
-    """Load an operand's block for this step of the loop."""
-    lines = 1 + max(i for i, _ in table)
-    unroll = 1 + max(u for _, u in table)
-    out = Operand({}, {})
-    if unroll == 4:
-        starts = [_vector(w, [table[i, u] for u in range(4)]) for i in range(lines)]
-        if all(s is not None for s in starts):
-            for i, start in enumerate(starts):
-                name = _load_vector(w, table[i, 0], start)
-                out.texts.update({(i, u): f"{name}.{'xyzw'[u]}" for u in range(4)})
-            return out
-    if lines % 4 == 0:
-        groups = [(u, g) for u in range(unroll) for g in range(lines // 4)]
-        found = {(u, g): _vector(w, [table[4 * g + j, u] for j in range(4)]) for u, g in groups}
-        if all(s is not None for s in found.values()):
-            for (u, g), start in found.items():
-                name = _load_vector(w, table[4 * g, u], start)
-                out.vectors[u, g] = name
-                out.texts.update({(4 * g + j, u): f"{name}.{'xyzw'[j]}" for j in range(4)})
-            return out
-    for place, e in table.items():
-        out.texts[place] = w.value(e)
-    return out
-
-
-def _load_vector(w: KernelWriter, first: Expr, start: Expr | None) -> str:
-    assert start is not None
-    name = w.fresh("v")
-    w.line(f"let {name} = {w.slot(first.attr, vector=True).name}[{w.text(start)}];")
-    return name
-
-
-def _column(w: KernelWriter, right: Operand, u: int, g: int, lanes: int) -> str:
-    """The columns of a group at step ``u``."""
-    if lanes == 1:
-        return right.texts[g, u]
-    if (u, g) in right.vectors:
-        return right.vectors[u, g]
-    name = w.fresh("c")
-    w.line(f"let {name} = vec4<f32>({', '.join(right.texts[4 * g + j, u] for j in range(4))});")
-    return name
 
 
 def _epilogue(
@@ -234,11 +137,7 @@ def _epilogue(
         w.line(f"if (n >= {c.n}) {{ break; }}")
     lane = f"block[i * {groups} + j / 4][j % 4]" if lanes == 4 else f"block[i * {groups} + j]"
     w.line(f"let total0 = {lane};")
-    stores = [s for s in w.kernel.stores if s.side is None]
-    if any("i" in e.free for s in stores for e in (s.index, s.value)):
-        w.line(f"let flat = {w.text(w.kernel.index)};")
-        w.rename("i", "flat")
-    w.stores(stores)
+    w.finish_element()
     w.close()
     w.close()
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from webgrad.compiler.plan import Plan
 from webgrad.compiler.program import KernelSpec, Program, Range
 from webgrad.wgsl.emit import Kernel
+
+ENABLED = re.compile(r"^enable (\w+);", re.MULTILINE)
 
 
 def make_program(plan: Plan, kernels: list[Kernel], entry: str = "step") -> Program:
@@ -28,5 +32,6 @@ def make_program(plan: Plan, kernels: list[Kernel], entry: str = "step") -> Prog
         ranges=plan.ranges,
         params=plan.params,
         grads=grads,
+        features=tuple(sorted({name for text in modules for name in ENABLED.findall(text)})),
         blobs=tuple(plan.blobs),
     )

@@ -7,6 +7,7 @@ An expression used once is written inline, others get a ``let``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from webgrad.compiler.plan import Plan
 from webgrad.compiler.program import Access
 from webgrad.compiler.simplify import storage
 from webgrad.errors import CompileError, OutOfMemoryError
-from webgrad.ir import Node
+from webgrad.ir import ITEM_BYTES, Node
 from webgrad.layout import round_up
 from webgrad.ops.random import RandomBits
 from webgrad.wgsl import prelude
@@ -182,8 +183,9 @@ class KernelWriter:
         """The module's ``var`` lines."""
         lines = []
         for number, (slot, access) in enumerate(zip(self.slots, self.accesses(), strict=True)):
-            kind = "vec4<f32>" if slot.vector else slot.dtype
-            lines.append(f"@group(0) @binding({number}) var<storage, {access}> {slot.name}: array<{kind}>;")
+            kind, item = ("vec4<f32>", 16) if slot.vector else (slot.dtype, ITEM_BYTES)
+            array = f"array<{kind}, {slot.where[2] // item}>"  # sized: its bound is a literal, not a lookup
+            lines.append(f"@group(0) @binding({number}) var<storage, {access}> {slot.name}: {array};")
         if self.scalars_used:
             words = self.scalar_bytes() // 16
             lines.append(
@@ -346,6 +348,14 @@ class KernelWriter:
             stored = f"select(0u, 1u, {value})" if store.node.dtype == "bool" else value
             self.line(f"{slot.name}[{index}] = {stored};")
 
+    def finish_element(self) -> None:
+        """Store what becomes of the product's element ``total0`` at the variables b, m and n."""
+        stores = [s for s in self.kernel.stores if s.side is None]
+        if any("i" in e.free for s in stores for e in (s.index, s.value)):
+            self.line(f"let element = {self.text(self.kernel.index)};")
+            self.rename("i", "element")
+        self.stores(stores)
+
     # --- module -------------------------------------------------------------------------------------
 
     def module(
@@ -364,9 +374,10 @@ class KernelWriter:
         ]
         return self.assemble(main, shared or [])
 
-    def assemble(self, main: list[str], shared: list[str]) -> str:
-        """Declarations, the prelude functions in use, and ``main``."""
+    def assemble(self, main: list[str], shared: list[str], extensions: Sequence[str] = ()) -> str:
+        """Extensions, declarations, the prelude functions in use, and ``main``."""
         text = "\n".join(main)
         functions = prelude.source_for(prelude.used_in(text))
-        parts = ["\n".join([*self.declarations(), *shared]), functions.strip(), text]
+        enabled = [f"enable {name};" for name in extensions]
+        parts = ["\n".join([*enabled, *self.declarations(), *shared]), functions.strip(), text]
         return "\n\n".join(p for p in parts if p) + "\n"
