@@ -94,7 +94,7 @@ def test_a_broken_kernel_names_the_kernel_the_operation_and_the_users_line(page_
             from dataclasses import replace
 
             kernels = emit(plan)
-            kernels[1] = replace(kernels[1], wgsl=kernels[1].wgsl.replace("let t =", "let t = oops +"))
+            kernels[1] = replace(kernels[1], wgsl=kernels[1].wgsl.replace("let b =", "let b = oops +"))
             return kernels
 
         compiler.emit_kernels = spoiled
