@@ -291,6 +291,28 @@ def _scatter_as_masked_sum(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs:
     return rd.reduce_sum(ew.where(mine, rows, zero), axes=(1,))
 
 
+@rule("fold")
+def _windows_side_by_side(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
+    """Windows that do not overlap (a pool whose stride is its kernel) fold back by movement alone."""
+    (x,), (sh, sw), size = inputs, attrs["stride"], attrs["size"]
+    *lead, oh, ow, kh, kw = x.shape
+    if attrs["dilation"] != (1, 1) or kh > sh or kw > sw:
+        return None
+    n = len(lead)
+    x = _padded(x, (sh - kh, sw - kw))
+    x = mv.permute(x, axes=(*range(n), n, n + 2, n + 1, n + 3))
+    x = mv.reshape(x, shape=(*lead, oh * sh, ow * sw))
+    kept = (*lead, min(size[0], oh * sh), min(size[1], ow * sw))
+    x = mv.slice_(x, starts=(0,) * (n + 2), sizes=kept, steps=(1,) * (n + 2))
+    return _padded(x, (size[0] - kept[-2], size[1] - kept[-1]))
+
+
+def _padded(x: Any, more: tuple[int, int]) -> Any:
+    """Zeros after the last two axes."""
+    none = (0,) * x.ndim
+    return mv.pad(x, low=none, high=(*none[2:], *more), interior=none, value=0)
+
+
 #: a reduction longer than this, with few results, runs in two stages
 _LONG = 1024
 
