@@ -4,6 +4,7 @@ A value exists only inside the kernels that use it unless it is
 
 - a reduction, a contraction, or demanded: read from outside, compared bit by bit, packed into an arena,
 - an operand of a contraction, which would evaluate it once for every block,
+- the end of the elementwise chain that alone uses a reduction or contraction,
 - dear: recomputing it at each use costs more than one store and a load at each use,
 - part of an expression with more loads than a kernel has bindings, or larger than a kernel should be.
 """
@@ -45,6 +46,7 @@ def materialise(graph: Graph, target: Target, demanded: set[Node]) -> dict[Node,
     """The nodes to store (no leaves), each with the depth of the expression that computes it."""
     state = _Costs(graph)
     most = target.max_storage_buffers - 2
+    ends: set[Node] = set()
     for node in graph.nodes:
         if node.op.family in ("leaf", "pack"):
             state.weight[node] = state.depth[node] = 0
@@ -57,7 +59,9 @@ def materialise(graph: Graph, target: Target, demanded: set[Node]) -> dict[Node,
                 break
             state.store(storage(inner))
             state.weigh(node)
-        if node.op.family in HEAVY or node in demanded or state.dear(node):
+        if node.op.family in HEAVY:
+            ends.add(state.end(node, demanded))
+        if node.op.family in HEAVY or node in demanded or node in ends or state.dear(node):
             state.store(node)
     return {n: depth for n, depth in state.stored.items() if n.op.family != "leaf"}
 
@@ -94,6 +98,19 @@ class _Costs:
             x = stack.pop()
             self.weight[x], self.depth[x], self.sources[x] = 0, 0, frozenset([node])
             stack.extend(u for u in self.users[x] if u.op.name == "reshape" and u in self.weight)
+
+    def end(self, node: Node, demanded: set[Node]) -> Node:
+        """The last of the elementwise nodes that alone use a reduction or contraction, each in turn: to store
+        that one in its stead costs the same, and its users compute less.
+        """
+        end = node
+        while node not in demanded and len(self.users[node]) == 1:
+            (node,) = self.users[node]
+            if node.size != end.size or (node.op.family != "elementwise" and node.op.name != "reshape"):
+                break
+            if node.op.family == "elementwise":
+                end = node
+        return end
 
     def dear(self, node: Node) -> bool:
         """Whether recomputing ``node`` wherever it is used costs more than storing and loading it."""
