@@ -45,7 +45,7 @@ def kernel_flops(kernel: Any) -> int:
     body = kernel.body
     if isinstance(body, Contraction):
         return 2 * body.batch * body.m * body.n * body.k
-    return numel(kernel.space) * (body.length if isinstance(body, Rows) else len(kernel.nodes))
+    return body.rows * body.length if isinstance(body, Rows) else numel(kernel.space) * len(kernel.nodes)
 
 
 def main() -> None:

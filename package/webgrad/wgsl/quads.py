@@ -19,19 +19,21 @@ from dataclasses import dataclass
 
 from webgrad.compiler.indexing import Expr, Indexer
 from webgrad.compiler.kernels import Contraction, Side, Store
-from webgrad.wgsl.operands import Operand, at_steps, k_steps, line_exprs, open_loops
+from webgrad.wgsl.operands import XYZW, Operand, at_steps, k_steps, line_exprs, open_loops
 from webgrad.wgsl.rows import Grid, launch
-from webgrad.wgsl.writer import KernelWriter
+from webgrad.wgsl.writer import LOAD, KernelWriter, cost
 
 #: nanoseconds of one SIMD operation, measured on SwiftShader
-LOAD, DIVISION, BROADCAST, MULTIPLY_ADD, OTHER = 13.0, 10.0, 1.5, 1.3, 1.0
+BROADCAST, MULTIPLY_ADD = 1.5, 1.3
 #: of one turn of a loop, and to finish an element
 TURN, ELEMENT = 12.0, 45.0
 #: nanoseconds to make the pipeline, per operation of one turn of the loop, spread over this many steps
-MAKE, STEPS = 120_000.0, 1000
+MAKE, STEPS = 350_000.0, 1000
 #: threads that keep the adapter busy
 BUSY = 64
 LARGEST_BLOCK = 128
+#: the weight of an epilogue that may be written out for every shared line
+LIGHT = 40
 
 
 @dataclass(frozen=True)
@@ -106,18 +108,10 @@ def _loads(ix: Indexer, c: Contraction, choice: Quads) -> tuple[float, float]:
                 seen.add(e.uid)
                 stack.extend(e.args)
                 if e.free & inner:
-                    turn += _cost(e)
+                    turn += cost(e)
                 else:
-                    setup += _cost(e)
+                    setup += cost(e)
     return turn / choice.unroll / LOAD, setup
-
-
-def _cost(e: Expr) -> float:
-    if e.kind == "load":
-        return LOAD
-    if e.kind in ("div", "mod"):
-        return DIVISION
-    return OTHER * max(len(e.args), 1) if e.args else 0.0
 
 
 def emit_quads(w: KernelWriter, choice: Quads) -> tuple[str, Grid]:
@@ -197,21 +191,43 @@ def _handed_round(w: KernelWriter, mine: Operand, group: int, step: int) -> str:
 
 
 def _epilogue(w: KernelWriter, shared: Lines, own: Lines, acc: dict[tuple[int, int], str]) -> None:
-    """Finish and store each element of the block."""
-    names = ", ".join(acc.values())
-    w.line(f"var block = array<vec4<f32>, {len(acc)}>({names});")
-    w.open(f"for (var s = 0; s < {shared.count}; s++)", shared.name)
-    w.line(f"let {shared.name} = {shared.block} * {shared.count} + s;")
-    if shared.total % shared.count:
-        w.line(f"if ({shared.name} >= {shared.total}) {{ break; }}")
-    w.open(f"for (var o = 0; o < {own.count}; o++)", own.name, "total0")
+    """Finish and store each element of the block, one own line after the other."""
+    stores = [s for s in w.kernel.stores if s.side is None]
+    light = w.weight([e for s in stores for e in (s.index, s.value)]) <= LIGHT
+    if not light:
+        w.line(f"var block = array<vec4<f32>, {len(acc)}>({', '.join(acc.values())});")
+    w.open(f"for (var o = 0; o < {own.count}; o++)", own.name)
     w.line(f"let {own.name} = {own.block} * {own.count} + o;")
     if own.total % (4 * own.count):
         w.line(f"if ({own.name} >= {own.total}) {{ break; }}")
-    w.line(f"let total0 = block[s / 4 * {own.count} + o][s % 4];")
-    w.finish_element()
+    if light:
+        _column(w, shared, own, acc)
+    else:
+        w.open(f"for (var s = 0; s < {shared.count}; s++)", shared.name, "total0")
+        w.line(f"let {shared.name} = {shared.block} * {shared.count} + s;")
+        if shared.total % shared.count:
+            w.line(f"if ({shared.name} >= {shared.total}) {{ break; }}")
+        w.line(f"let total0 = block[s / 4 * {own.count} + o][s % 4];")
+        w.finish_element()
+        w.close()
     w.close()
-    w.close()
+
+
+def _column(w: KernelWriter, shared: Lines, own: Lines, acc: dict[tuple[int, int], str]) -> None:
+    """Every element of the own line whose sums are first, written out; then the next line's become the first.
+    An array in place of this would be looked up lane by lane.
+    """
+    for s in range(shared.count):
+        edge = shared.total % shared.count
+        line = f"{shared.block} * {shared.count} + {s}"
+        w.open(f"if ({line} < {shared.total})" if 0 < edge <= s else "", shared.name, "total0")
+        w.line(f"let {shared.name} = {line};")
+        w.line(f"let total0 = {acc[s // 4, 0]}.{XYZW[s % 4]};")
+        w.finish_element()
+        w.close()
+    for g in range(shared.count // 4):
+        for o in range(own.count - 1):
+            w.line(f"{acc[g, o]} = {acc[g, o + 1]};")
 
 
 def _store_shared_sums(w: KernelWriter, stores: list[Store], side: str, shared: Lines, own: Lines) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,40 @@ def literal(value: Any, dtype: str) -> str:
     return f"({text}f)" if number < 0 else f"{text}f"
 
 
+#: nanoseconds for four threads on SwiftShader; an operation takes about one
+LOAD, DIVISION = 13.0, 8.0
+
+
+def cost(e: Expr) -> float:
+    """About how many nanoseconds the expression's own operation takes on SwiftShader."""
+    if e.kind == "load":
+        return LOAD
+    if e.kind in ("div", "mod"):
+        return DIVISION
+    if e.kind == "apply":
+        return float(e.attr[0].cost)
+    return float(len(e.args))
+
+
+@cache
+def reciprocal(n: int) -> tuple[int, int, int]:
+    """``factor``, ``shift`` and ``most``: x / n = x · factor >> shift in 32 bits for 0 ≤ x ≤ most."""
+    best = (0, 0, -1)
+    for shift in range(32):
+        factor = -(-(1 << shift) // n)
+        excess = factor * n - (1 << shift)
+        most = min((2**32 - 1) // factor, ((1 << shift) - 1) // excess if excess else 2**31 - 1)
+        best = max(best, (factor, shift, most), key=lambda found: found[2])
+    return best
+
+
+def division(n: int) -> str:
+    """The function that divides by n."""
+    factor, shift, most = reciprocal(n)
+    code = f"fn div{n}(x: i32) -> i32 {{ return i32((u32(x) * {factor}u) >> {shift}u); }}"
+    return f"// x / {n}, for 0 <= x <= {most}\n{code}"
+
+
 @dataclass
 class Block:
     """Lines at one nesting level, the variables it declares and the names it gave to expressions."""
@@ -84,6 +119,8 @@ class KernelWriter:
         self.blocks: list[Block] = [Block(set())]
         self.uses: dict[int, int] = {}
         self.scalars_used = False
+        #: numbers that are divided by with `reciprocal`
+        self.divisors: set[int] = set()
         #: variables that go by another name in the text
         self.aliases: dict[str, str] = {}
         self._count = 0
@@ -120,7 +157,7 @@ class KernelWriter:
     def close(self) -> None:
         """End the current block."""
         block = self.blocks.pop()
-        self.line(self._headers.pop() + " {")
+        self.line(f"{self._headers.pop()} {{".lstrip())
         self.blocks[-1].lines += ["  " + text for text in block.lines] + ["}"]
 
     def declare(self, *variables: str) -> None:
@@ -251,10 +288,8 @@ class KernelWriter:
             return self._sum(e)
         if kind == "within":
             return self.text(args[0])
-        if kind == "div":
-            return f"({self.text(args[0])} / {e.attr})"
-        if kind == "mod":
-            return f"({self.text(args[0])} % {e.attr})"
+        if kind in ("div", "mod"):
+            return self._divided(e)
         if kind == "dyn":
             index = self.text(args[0])
             if args[0].dtype == "u32":
@@ -275,6 +310,24 @@ class KernelWriter:
         if kind == "apply":
             return self._apply(e)
         raise CompileError(f"internal error: no WGSL for {kind}")
+
+    def _divided(self, e: Expr) -> str:
+        """Quotient or remainder of an index, which is never negative. Software adapters divide lane by
+        lane, so there a shift or a multiplication does it.
+        """
+        (x,), n = e.args, e.attr
+        software = self.plan.target.adapter_class == "software"
+        if software and n & (n - 1) == 0:
+            text = self.text(x)
+            return f"({text} >> {n.bit_length() - 1}u)" if e.kind == "div" else f"({text} & {n - 1})"
+        halvings = (n & -n).bit_length() - 1
+        odd = n >> halvings
+        if not software or x.hi >> halvings > reciprocal(odd)[2]:
+            return f"({self.text(x)} {'/' if e.kind == 'div' else '%'} {n})"
+        self.divisors.add(odd)
+        text = self.text(x) if e.kind == "div" else self.value(x)
+        quotient = f"div{odd}({f'{text} >> {halvings}u' if halvings else text})"
+        return quotient if e.kind == "div" else f"({text} - {quotient} * {n})"
 
     def _sum(self, e: Expr) -> str:
         coefficients, constant = e.attr
@@ -318,9 +371,11 @@ class KernelWriter:
         return text if e.dtype == "u32" else f"bitcast<{WGSL_TYPES[e.dtype]}>({text})"
 
     def index_text(self, e: Expr, size: int) -> str:
-        """An index, clamped unless its bounds show that it is inside."""
+        """An index, clamped unless its bounds show that it is inside. Where they hold only under a mask, what
+        lies outside is not used, and WGSL keeps it within the array.
+        """
         text = self.text(e)
-        return text if e.lo >= 0 and e.hi < size and not e.loose else f"clamp({text}, 0, {max(size - 1, 0)})"
+        return text if e.loose or (e.lo >= 0 and e.hi < size) else f"clamp({text}, 0, {max(size - 1, 0)})"
 
     def _load(self, e: Expr) -> str:
         node = e.attr
@@ -347,6 +402,17 @@ class KernelWriter:
             slot = self.slot(store.node, write=True)
             stored = f"select(0u, 1u, {value})" if store.node.dtype == "bool" else value
             self.line(f"{slot.name}[{index}] = {stored};")
+
+    def weight(self, roots: list[Expr]) -> float:
+        """What evaluating the expressions once costs."""
+        total, seen, stack = 0.0, set(), list(roots)
+        while stack:
+            e = stack.pop()
+            if e.uid not in seen:
+                seen.add(e.uid)
+                total += cost(e)
+                stack.extend(e.args)
+        return total
 
     def finish_element(self) -> None:
         """Store what becomes of the product's element ``total0`` at the variables b, m and n."""
@@ -377,7 +443,8 @@ class KernelWriter:
     def assemble(self, main: list[str], shared: list[str], extensions: Sequence[str] = ()) -> str:
         """Extensions, declarations, the prelude functions in use, and ``main``."""
         text = "\n".join(main)
-        functions = prelude.source_for(prelude.used_in(text))
+        functions = "\n".join(map(division, sorted(self.divisors)))
+        functions += "\n" + prelude.source_for(prelude.used_in(text))
         enabled = [f"enable {name};" for name in extensions]
         parts = ["\n".join([*enabled, *self.declarations(), *shared]), functions.strip(), text]
         return "\n\n".join(p for p in parts if p) + "\n"
