@@ -217,11 +217,12 @@ async def compile_module(
         inputs: name → shape (f32), `Input(shape, dtype)` or an example array.
         optimizer: from `webgrad.optim`; None computes gradients only.
         seed: of the initial parameters and the random operations.
-        device: ``"auto"``, ``"webgpu"`` or ``"numpy"``.
+        device: ``"auto"``, ``"webgpu"``, ``"numpy"`` or, outside a page, ``"native"`` (this machine's GPU).
 
     Raises:
         InputError, ShapeError, DtypeError, TraceError: with the user's line.
-        NoAdapterError: ``device="webgpu"`` without an adapter. CompileError: a kernel the adapter refuses.
+        NoAdapterError: ``device="webgpu"`` or ``"native"`` without an adapter.
+        CompileError: a kernel the adapter refuses.
     """
     executor = await open_executor(device)
     return await create_runtime(

@@ -126,7 +126,7 @@ class Compiled:
 
     @property
     def device(self) -> str:
-        """The executor's name: ``"webgpu"`` or ``"numpy"``."""
+        """The executor's name: ``"webgpu"``, ``"native"`` or ``"numpy"``."""
         return self._executor.name
 
     @property

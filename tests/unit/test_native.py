@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from tests import models, programs
 from tests.unit.helpers import examples
-from tests.unit.native import open_native
+from tests.unit.native import native
 from tests.unit.test_levels import check_forward
 from tests.unit.test_programs import assert_close
-from webgrad.compiler.target import Target
 from webgrad.runtime.reference import NumpyExecutor
 
 #: programs whose kernels the two classes of adapters shape differently
@@ -25,10 +24,7 @@ HARDWARE = [
 @pytest.fixture(scope="module")
 def natives():
     """An executor with the kernels of each class of adapters."""
-    kinds = {kind: open_native(Target(adapter_class=kind)) for kind in ("software", "hardware")}
-    yield kinds
-    for executor in kinds.values():
-        executor.close()
+    return {kind: native(adapter_class=kind) for kind in ("software", "hardware")}
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 
 from tests.page import test_prelude as page
+from tests.unit.native import native
 from webgrad import rng
 from webgrad.wgsl.prelude import FUNCTIONS, source_for
 
 
 @pytest.fixture(scope="module")
 def device():
-    wgpu = pytest.importorskip("wgpu")
-    try:
-        return wgpu.gpu.request_adapter_sync().request_device_sync()
-    except Exception as error:
-        pytest.skip(f"no adapter for wgpu: {error}")
+    return native().device
 
 
 @pytest.fixture(scope="module")

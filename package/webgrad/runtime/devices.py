@@ -21,8 +21,9 @@ _warned = False
 async def open_executor(device: str | Executor) -> Executor:
     """The executor for ``device`` (an executor passes through).
 
-    ``auto`` is WebGPU when there is an adapter, else NumPy with one warning. Raises `NoAdapterError` when
-    WebGPU is asked for and missing, `InputError` for an unknown name.
+    ``auto`` is WebGPU when there is an adapter, else NumPy with one warning. ``native`` is this machine's own
+    GPU, outside a page. Raises `NoAdapterError` when WebGPU or ``native`` is asked for and missing,
+    `InputError` for an unknown name.
     """
     global _warned
     if not isinstance(device, str):
@@ -30,7 +31,7 @@ async def open_executor(device: str | Executor) -> Executor:
     if device not in DEVICES:
         raise InputError(f"device must be one of {DEVICES}, found {device!r}")
     if device == "native":
-        raise InputError('device="native" is not supported yet: use "webgpu" in a page or "numpy" here')
+        return _open_native()
     if device in ("auto", "webgpu"):
         try:
             return await _open_webgpu()
@@ -47,11 +48,21 @@ async def _open_webgpu() -> Executor:
     if sys.platform != "emscripten":
         raise NoAdapterError(
             "WebGPU needs a browser: this Python runs outside one. Run the program in a page through "
-            'Pyodide, or use device="numpy"'
+            'Pyodide, or use device="native" (this machine\'s GPU) or device="numpy"'
         )
     from webgrad.runtime.webgpu import open_webgpu
 
     return await open_webgpu()
+
+
+def _open_native() -> Executor:
+    if sys.platform == "emscripten":
+        raise NoAdapterError(
+            'device="native" is for Python outside a page: use device="webgpu", which is the page\'s GPU'
+        )
+    from webgrad.runtime.native import open_native
+
+    return open_native()
 
 
 def shared_numpy() -> NumpyExecutor:

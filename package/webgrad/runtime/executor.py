@@ -1,7 +1,7 @@
 """The protocol every executor meets: buffers by handle, programs by session, one ordered queue.
 
-`webgpu` drives the page's GPU through the bridge; `numpy` is the reference. Nothing above this file
-knows which one runs. Calls take effect in call order; only reads are awaited.
+`webgpu` drives the page's GPU through the bridge, `native` this machine's own; `numpy` is the reference.
+Nothing above this file knows which one runs. Calls take effect in call order; only reads are awaited.
 """
 
 from __future__ import annotations
