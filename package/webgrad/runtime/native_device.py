@@ -36,7 +36,7 @@ def request_device(adapter: Any = None) -> Any:
         return adapter.request_device_sync(required_features=features, required_limits=dict(adapter.limits))
     except Exception as error:  # the package raises RuntimeError, ValueError and others of its own
         raise NoAdapterError(
-            f"the package wgpu found no usable GPU adapter ({str(error).strip()}): {ADAPTER_REMEDY}"
+            f"the package wgpu found no usable GPU adapter ({' '.join(str(error).split())}): {ADAPTER_REMEDY}"
         ) from None
 
 
