@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench import session, static
+from bench.report import summary
 from bench.session import PageError, PageHung, Session
 from bench.workloads import PRODUCTS
+from bench.yardstick import BLOCKS
 
 TOLERANCE = 1e-3  # how far first losses may lie apart
 SECOND_TOLERANCE = 1e-2  # and second ones, which come after an update, whose small terms round differently
 OTHER_OPTIMIZER = ("W6",)  # where webgrad's optimizer lacks what the definition asks for
 PRODUCT_TOLERANCE = 1e-3  # error of a product's element
-BLOCKS = {"wgsl 8x2": [8, 2], "wgsl 8x4": [8, 4], "wgsl 16x2": [16, 2]}
 SLOW_PRODUCT = 2000.0  # ms; a system this slow gets one round
 
 
@@ -45,16 +46,6 @@ class Run:
         """Note what went wrong, and go on."""
         self.problems.append(text)
         self.say(f"PROBLEM {text}")
-
-
-def summary(values: Sequence[float]) -> dict[str, float]:
-    """Median and range."""
-    return {
-        "median": statistics.median(values),
-        "min": min(values),
-        "max": max(values),
-        "n": len(values),
-    }
 
 
 def turns(systems: Sequence[str], number: int) -> list[str]:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,16 @@ class Table:
     title: str
     columns: list[str]
     rows: list[list[str]]
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Median and range."""
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "n": len(values),
+    }
 
 
 def number(value: float) -> str:
@@ -190,16 +202,19 @@ def notes(results: dict[str, Any]) -> list[str]:
     return [*([W6_NOTE] if "W6" in ran else []), *(f"PROBLEM: {text}" for text in results["problems"])]
 
 
+def text_of(table: Table) -> str:
+    """One table for the terminal."""
+    lines = [table.columns, *table.rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
+    shown = [
+        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
+    ]
+    return "\n".join([table.title, "", *shown])
+
+
 def as_text(results: dict[str, Any]) -> str:
     """For the terminal."""
-    parts = [headline(results)]
-    for table in tables(results):
-        lines = [table.columns, *table.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
-        shown = [
-            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
-        ]
-        parts.append("\n".join([table.title, "", *shown]))
+    parts = [headline(results), *(text_of(table) for table in tables(results))]
     return "\n\n".join([*parts, *notes(results)]) + "\n"
 
 

@@ -2,8 +2,8 @@
 from buffers that hold NaN wherever nothing was written.
 
 SwiftShader lies beside Chromium, where the system's Vulkan does not look. It is added here, before anything
-asks for an adapter: it makes pipelines many times faster than Mesa's lavapipe, and it is what the pages' tests
-run on, through another compiler.
+asks for an adapter: it makes pipelines many times faster than Mesa's lavapipe, and the pages' tests run on
+it, through another compiler.
 """
 
 from __future__ import annotations

@@ -9,11 +9,14 @@ import re
 import numpy as np
 import pytest
 
-from bench import phases, report, static
+from bench import native as bench_native
+from bench import phases, report, static, yardstick
 from bench.__main__ import options
 from bench.session import product, task
-from bench.workloads import PRODUCTS, WORKLOADS, Random, batches, initial_params
+from bench.workloads import PRODUCTS, WORKLOADS, Product, Random, batches, initial_params
 from demo.serve import ROOT
+from tests.unit.native import native
+from webgrad.errors import NoAdapterError
 
 
 def test_the_generator_is_mulberry32():
@@ -87,6 +90,56 @@ def test_the_static_counts_have_their_documented_shape(capsys, monkeypatch):
     for row in table.values():
         assert list(row) == keys
         assert all(value > 0 for value in row.values())
+
+
+def test_the_native_benchmark_has_its_documented_shape(capsys, monkeypatch):
+    native()  # skips where there is no adapter
+    small = {name: PRODUCTS[name] for name in ("256³", "8×128×64×128")}
+    monkeypatch.setattr(bench_native.machine, "busy_share", lambda: 0.9)
+    monkeypatch.setattr(bench_native, "PRODUCTS", small)
+    assert bench_native.main(["--json", "--workloads=W1,W5", "--rounds=2", "--stretch=0.02"]) == 0
+    printed = capsys.readouterr()
+    results = json.loads(printed.out)
+    assert list(results) == ["environment", "workloads", "products", "problems"]
+    assert "90% busy" in printed.err
+    found = results["workloads"]["W1"]
+    assert list(found["stages_s"]) == ["compile", "pipelines", "first step"]
+    assert found["steps_per_second"]["n"] == found["steps_per_second_ahead"]["n"] == 2
+    assert 0 < found["pipelines"] <= found["dispatches"] and found["bytes"] > 0
+    assert list(results["products"]) == list(small)
+    for systems in results["products"].values():
+        assert set(systems) <= {"webgrad", *yardstick.BLOCKS}
+    shown = "\n".join(report.text_of(table) for table in bench_native.tables(results))
+    assert "W1 MLP regression" in shown and "256³" in shown
+    assert "kernels for" in bench_native.headline(results["environment"])
+
+
+def test_a_native_figure_of_a_wrong_result_is_a_problem(capsys, monkeypatch):
+    native()
+    monkeypatch.setattr(bench_native.machine, "busy_share", lambda: 0.0)
+    monkeypatch.setattr(bench_native, "LOSS_TOLERANCE", -1.0)
+    assert bench_native.main(["--workloads=W1", "--rounds=1", "--stretch=0.01", "--target=hardware"]) == 1
+    out = capsys.readouterr().out
+    assert "PROBLEM: W1: the first loss is" in out and "kernels for hardware" in out
+
+
+def test_the_native_benchmark_says_that_there_is_no_adapter(capsys, monkeypatch):
+    def none():
+        raise NoAdapterError("no adapter here")
+
+    monkeypatch.setattr(bench_native.machine, "busy_share", lambda: None)
+    monkeypatch.setattr(bench_native, "request_device", none)
+    assert bench_native.main(["--workloads=W1"]) == 1
+    assert "no adapter here" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        bench_native.options(["--workloads=W7"])
+    assert "there are: W1, W2, W3, W4, W5, W6" in capsys.readouterr().err
+
+
+def test_blocks_that_do_not_divide_a_product_are_refused():
+    a, b = np.zeros((100, 64), np.float32), np.zeros((64, 128), np.float32)
+    with pytest.raises(ValueError, match="do not divide"):
+        yardstick.program(Product(1, 100, 64, 128), (8, 2), a, b)
 
 
 def test_options_name_what_there_is(capsys):
