@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import re
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -186,6 +187,39 @@ async def test_steps_that_read_nothing_run_ahead_and_compute_the_same(executor):
         assert quiet.stats().maps - before.maps == 2, "it waits for room now and then"
         losses = [await loud.step(batch(i)) for i in range(2 * runtime.STEPS_IN_FLIGHT + 1)]
         assert await quiet.step(batch(2 * runtime.STEPS_IN_FLIGHT)) == losses[-1]
+
+
+async def test_waiting_for_the_gpu_leaves_the_loop_to_others(executor):
+    """A step's map must not begin by waiting in the calling thread."""
+    given = {"a": np.ones((512, 512), np.float32)}
+
+    def forward(model, a):
+        for _ in range(4):
+            a = wg.sin(a @ a)
+        return wg.sum(a)
+
+    turns = 0
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0.002)
+
+    async with await wg.compile_forward(nn.Module, forward, inputs=given, device="native") as program:
+        await program.run(given)
+        start, ticking = time.perf_counter(), asyncio.ensure_future(others())
+        await program.run(given)
+        seconds = time.perf_counter() - start
+        ticking.cancel()
+    assert turns >= seconds / 0.002 / 8, f"{turns} turns in {seconds:.3f} s"
+
+
+async def test_reads_do_without_the_packages_own_mode(executor, monkeypatch):
+    monkeypatch.setattr(executor.staging, "_mode", "NO_SUCH_MODE")
+    async with await compile_sine() as train:
+        assert np.isfinite(await train.step(batch(0)))
+    assert executor.staging._mode == executor.staging._plain_mode
 
 
 async def test_giving_up_waiting_leaves_the_result_to_others(executor):

@@ -39,7 +39,9 @@ class Staging:
         self._taken: dict[int, Any] = {}
         self._device = device
         self._usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
-        self._mode = wgpu.MapMode.READ
+        #: without the empty submission that the package makes before each map, which waits for the GPU
+        self._mode: Any = "READ_NOSYNC"
+        self._plain_mode = wgpu.MapMode.READ
         self._mapping: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def take(self, nbytes: int) -> Any:
@@ -77,7 +79,11 @@ class Staging:
 
     def map(self, buffer: Any) -> Any:
         """A promise of the buffer's being mapped."""
-        promise = buffer.map_async(self._mode)
+        try:
+            promise = buffer.map_async(self._mode)
+        except ValueError:  # a version of the package that does not know that mode
+            self._mode = self._plain_mode
+            promise = buffer.map_async(self._mode)
         self._mapping.add(promise)
         return promise
 
