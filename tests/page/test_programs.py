@@ -39,8 +39,8 @@ async def test_special_values_are_the_same_bits(page_py, name):
     assert_same_bits(page_py(run_in_page, SOURCE, "run_special", name), expected, name)
 
 
-#: programs whose reductions run one workgroup a row on hardware adapters
-ROWS = [
+#: programs whose reductions run one workgroup a row on hardware adapters, or whose products are tiled there
+WORKGROUPS = [
     "long sum",
     "long rows",
     "sums",
@@ -49,10 +49,13 @@ ROWS = [
     "long softmax",
     "cross entropy",
     "attention",
+    "matmul tall",
+    "matmul large",
+    "convnet",
 ]
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", WORKGROUPS)
 async def test_kernels_for_hardware_adapters_compute_the_same(page_py, name):
     expected = await programs.run_program(name, NumpyExecutor("graph", float64=True))
     found = page_py(run_in_page, SOURCE, "run_program", name, "hardware")

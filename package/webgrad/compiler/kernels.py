@@ -19,6 +19,8 @@ from webgrad.ir import Graph, Node, Site, numel
 
 Kind = Literal["map", "row", "contract"]
 Side = Literal["left", "right"]
+#: bytes of workgroup memory that every adapter grants
+WORKGROUP_BYTES = 16_384
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,82 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Registers:
+    """Rows and columns of a thread's block."""
+
+    rows: int
+    cols: int
+
+    def __str__(self) -> str:
+        return f"registers, {self.rows}x{self.cols} a thread"
+
+
+@dataclass(frozen=True)
+class Quads:
+    """Shared lines of a block, own lines of a thread, steps of k in a turn of the loop, the shared side."""
+
+    shared: int
+    own: int
+    unroll: int
+    side: Side
+
+    def __str__(self) -> str:
+        return f"quads, {self.shared} shared on the {self.side} by {self.own} a thread, {self.unroll} steps"
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A tile of ``m`` by ``n`` results, ``k`` terms at a time, by threads of ``rows`` by ``cols`` each. With
+    ``slices`` > 1 that many groups of threads share the terms of one tile, and their sums are added.
+    """
+
+    m: int
+    n: int
+    k: int
+    rows: int
+    cols: int
+    slices: int = 1
+
+    @property
+    def group(self) -> int:
+        """Threads that cover the tile once."""
+        return (self.m // self.rows) * (self.n // self.cols)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup."""
+        return self.group * self.slices
+
+    @property
+    def bytes(self) -> int:
+        """Workgroup memory: both tiles, a vec4 of padding a step, and the sums that slices exchange (those of
+        the operands included).
+        """
+        staged = 16 * self.k * (self.m // 4 + self.n // 4 + 2)
+        sums = self.rows * self.cols // 4 + self.rows // 4 + self.cols // 4
+        return staged + (16 * self.group * sums if self.slices > 1 else 0)
+
+    def fits(self, target: Target) -> bool:
+        """Whether every adapter of this kind can run it."""
+        return self.bytes <= WORKGROUP_BYTES and self.threads <= target.max_workgroup_size
+
+    def blocks(self, c: Contraction) -> int:
+        """Workgroups of a product."""
+        return c.batch * -(-c.m // self.m) * -(-c.n // self.n)
+
+    def __str__(self) -> str:
+        shared = f", k in {self.slices} slices" if self.slices > 1 else ""
+        return f"tiles {self.m}x{self.n}x{self.k}, {self.rows}x{self.cols} a thread{shared}"
+
+
+#: how a product is computed; `strategy` chooses
+Strategy = Registers | Quads | Tiles
+
+
+@dataclass(frozen=True)
 class Contraction:
-    """Operands and sizes of a blocked product. The sum over k is a nest of ``loops`` (variable, size), so
-    that a convolution's taps and pixels need no division.
+    """Operands and sizes of a blocked product, and the strategy that computes it. The sum over k is a nest of
+    ``loops`` (variable, size), so that a convolution's taps and pixels need no division.
     """
 
     left: Expr
@@ -72,6 +147,7 @@ class Contraction:
     m: int
     n: int
     loops: tuple[tuple[str, int], ...]
+    strategy: Strategy | None = None
 
     @property
     def k(self) -> int:
@@ -136,7 +212,7 @@ class ScheduledKernel:
             size = f" {self.body.rows} x {self.body.length}, {len(self.body.reductions)} reductions"
         if isinstance(self.body, Contraction):
             c = self.body
-            size = f" {c.batch}x[{c.m}x{c.k} · {c.k}x{c.n}]"
+            size = f" {c.batch}x[{c.m}x{c.k} · {c.k}x{c.n}] by {c.strategy},"
         ops = "+".join(n.op.name for n in self.nodes)
         lines = [f"{self.kind}{size} {list(self.space)}  {ops}", f"    reads {reads}", f"    writes {writes}"]
         lines += [f"    {show(s.value)}" for s in self.stores] if len(self.nodes) < 4 else []

@@ -11,7 +11,8 @@
                      an elementwise node joins the kernel of its operands, or one that reads the same
     4. commit        an update is written in place when its kernel alone reads the leaf, element by
                      element, after all other readers; else through a temporary and a copy
-    5. lower         each group becomes a `ScheduledKernel` of index and value expressions (lower.py)
+    5. lower         each group becomes a `ScheduledKernel` of index and value expressions (lower.py); a
+                     contraction gets its strategy (strategy.py)
 
 Whether nodes fit together is decided on symbolic indices, not on names or patterns: a member may be read
 only at the coordinates at which the kernel computes it. A group may take a node only if none of the
@@ -20,13 +21,14 @@ node's other operands depends on the group: kernels stay acyclic by construction
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from webgrad.compiler.indexing import Expr, Indexer
-from webgrad.compiler.kernels import Schedule, ScheduledKernel, Side
+from webgrad.compiler.kernels import Contraction, Schedule, ScheduledKernel, Side
 from webgrad.compiler.lower import Domain, full_coords, lower_contract, lower_map, lower_rows
 from webgrad.compiler.materialise import demanded, is_source, materialise
 from webgrad.compiler.simplify import simplify, storage
+from webgrad.compiler.strategy import choose
 from webgrad.compiler.target import DEFAULT, Target
 from webgrad.errors import CompileError
 from webgrad.ir import Graph, Node, numel
@@ -473,13 +475,16 @@ def schedule(graph: Graph, target: Target = DEFAULT) -> Schedule:
         state.group()
     state.commit()
     written = state.written()
-    kernels = [_lowered(g, state.stored, written) for g in state.order() if g.members[0].size]
+    kernels = [_lowered(g, state.stored, written, target) for g in state.order() if g.members[0].size]
     return Schedule(small, target, kernels, state.placed)
 
 
-def _lowered(group: Group, stored: set[Node], written: set[Node]) -> ScheduledKernel:
+def _lowered(group: Group, stored: set[Node], written: set[Node], target: Target) -> ScheduledKernel:
     if group.heavy is not None:
-        return lower_contract(group.heavy, group.members, group.sums, stored, written)
+        kernel = lower_contract(group.heavy, group.members, group.sums, stored, written)
+        assert isinstance(kernel.body, Contraction)
+        kernel.body = replace(kernel.body, strategy=choose(kernel.ix, kernel.body, target))
+        return kernel
     if group.domain is not None:
         return lower_rows(group.members, group.domain, stored, written)
     return lower_map(group.members, stored, written)

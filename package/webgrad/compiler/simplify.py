@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from webgrad.compiler.strategy import split_parts
 from webgrad.compiler.target import Target
 from webgrad.ir import NUMPY_DTYPES, Graph, Node, Site, numel
 from webgrad.ops import contract as ct
@@ -339,17 +340,12 @@ def _divisor(n: int, near: int) -> int:
     return min(options, key=lambda d: abs(d - near), default=1)
 
 
-#: contractions with fewer independent 8×8 blocks than this are split along k
-_BLOCKS = 64
-
-
 @rule("matmul", "conv_weight_grad")
 def _split_k(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
     """Tall-skinny products (weight gradients) as a batch of shorter ones, then a sum."""
     node = Node(0, op, inputs, attrs, *op.infer(inputs, attrs))
     form = op.form(node)  # type: ignore[attr-defined]
-    blocks = form.batch * -(-form.m // 8) * -(-form.n // 8)
-    wanted = min(_BLOCKS // max(blocks, 1), numel(form.k) // 256)
+    wanted = split_parts(form.batch, form.m, form.n, numel(form.k))
     if wanted < 2:
         return None
     a, b = inputs

@@ -1,5 +1,6 @@
 """Template of the contract family: matmul, batched matmul, convolution and its gradients.
 
+`compiler.strategy` has chosen how: `quads` and `tiles` are templates of their own, the one here is registers.
 One thread computes a block of TM rows by TN columns in registers, without barriers:
 
     for k:   a[0..TM) = left(b, m0 + i, k)          loads: TM + TN
@@ -14,52 +15,26 @@ gradients) are accumulated beside the products.
 
 from __future__ import annotations
 
+from webgrad.compiler.blocks import at_steps, k_steps
 from webgrad.compiler.indexing import Expr
-from webgrad.compiler.kernels import Contraction, Store
-from webgrad.compiler.target import Target
-from webgrad.wgsl.operands import Operand, at_steps, k_steps, line_exprs, open_loops, vector_index
-from webgrad.wgsl.quads import choose_quads, emit_quads
+from webgrad.compiler.kernels import Contraction, Quads, Store, Tiles
+from webgrad.wgsl.operands import Operand, line_exprs, open_loops, vector_index
+from webgrad.wgsl.quads import emit_quads
 from webgrad.wgsl.rows import Grid, launch
+from webgrad.wgsl.tiles import emit_tiles
 from webgrad.wgsl.writer import KernelWriter
-
-BLOCKS = [(m, n) for m in (8, 4, 2, 1) for n in (8, 4, 1)]
-#: larger blocks, whose longer text takes drivers twice the time, for products of at least this many terms
-LARGE_BLOCKS = [(16, 8), (8, 16)]
-LARGE = 1 << 24
-
-
-def choose_block(c: Contraction, target: Target) -> tuple[int, int]:
-    """Rows and columns per thread: few loads per multiply-add, little waste at the edges, enough threads.
-
-    The estimate per padded multiply-add: 1/8 for the arithmetic, 1/TM + 1/TN for the loads, scaled up while
-    there are fewer threads than the adapter runs at once.
-    """
-    wanted = 64 if target.adapter_class == "software" else 4096
-
-    def price(block: tuple[int, int]) -> float:
-        tm, tn = block
-        rows, cols = -(-c.m // tm), -(-c.n // tn)
-        threads = c.batch * rows * cols
-        lane = 1.0 if tn >= 4 else 3.0
-        work = rows * tm * cols * tn * lane * (1 / 8 + 1 / tm + 1 / tn)
-        return work * max(1.0, (wanted / threads) ** 0.7)
-
-    large = c.batch * c.m * c.n * c.k >= LARGE
-    return min(LARGE_BLOCKS + BLOCKS if large else BLOCKS, key=price)
-
-
-def worth_quads(c: Contraction) -> bool:
-    """Whether both sides are long enough to share lines."""
-    return min(c.m, c.n) >= 3 and max(c.m, c.n) >= 8
 
 
 def emit_contract(w: KernelWriter) -> tuple[str, Grid]:
     """The blocked product."""
     c = w.kernel.body
     assert isinstance(c, Contraction)
-    if w.plan.target.quads and worth_quads(c):
-        return emit_quads(w, choose_quads(w.ix, c))
-    tm, tn = choose_block(c, w.plan.target)
+    if isinstance(c.strategy, Quads):
+        return emit_quads(w, c, c.strategy)
+    if isinstance(c.strategy, Tiles):
+        return emit_tiles(w, c, c.strategy)
+    assert c.strategy is not None
+    tm, tn = c.strategy.rows, c.strategy.cols
     lanes = 4 if tn >= 4 else 1
     row_blocks, col_blocks = -(-c.m // tm), -(-c.n // tn)
     threads = c.batch * row_blocks * col_blocks

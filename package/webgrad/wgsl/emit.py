@@ -113,7 +113,7 @@ def sign(
     if isinstance(body, Rows):
         shape = (body.rows, body.length, tuple((r.op.name, r.dtype, r.stage) for r in body.reductions))
     elif isinstance(body, Contraction):
-        shape = (body.batch, body.m, body.n, body.loops)
+        shape = (body.batch, body.m, body.n, body.loops, body.strategy)
     roots = tuple(number(e) for e in kernel.roots())
     stores = tuple((place(s.node), s.node.dtype, s.stage, s.side) for s in kernel.stores)
     return (kernel.kind, shape, roots, stores, tuple(kinds)), list(places)

@@ -7,7 +7,7 @@ convolution) are one expression and are loaded once.
 
 from __future__ import annotations
 
-from webgrad.compiler.indexing import Expr, Indexer
+from webgrad.compiler.indexing import Expr
 from webgrad.wgsl.writer import KernelWriter
 
 XYZW = "xyzw"
@@ -104,24 +104,6 @@ def vector_index(w: KernelWriter, four: list[Expr]) -> Expr | None:
     if start.lo < 0 or start.hi + 3 >= first.attr.size:
         return None
     return w.ix.div(start, 4)
-
-
-def at_steps(
-    ix: Indexer, operand: Expr, line_var: Expr, lines: list[Expr], k_var: Expr, steps: list[Expr]
-) -> dict[tuple[int, int], Expr]:
-    """The operand at every (line, step)."""
-    return {
-        (i, u): ix.substitute(operand, {line_var: line, k_var: step})
-        for i, line in enumerate(lines)
-        for u, step in enumerate(steps)
-    }
-
-
-def k_steps(ix: Indexer, k: tuple[str, int], unroll: int) -> list[Expr]:
-    """The innermost index of k at each step of one turn of its loop."""
-    name, length = k
-    turn = ix.mul(ix.var(name, length // unroll), unroll)
-    return [ix.add(turn, ix.const(u)) for u in range(unroll)]
 
 
 def open_loops(w: KernelWriter, loops: tuple[tuple[str, int], ...], unroll: int) -> int:

@@ -17,33 +17,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from webgrad.compiler.indexing import Expr, Indexer
-from webgrad.compiler.kernels import Contraction, Side, Store
-from webgrad.wgsl.operands import XYZW, Operand, at_steps, k_steps, line_exprs, open_loops
+from webgrad.compiler.blocks import at_steps, k_steps
+from webgrad.compiler.indexing import Expr
+from webgrad.compiler.kernels import Contraction, Quads, Store
+from webgrad.wgsl.operands import XYZW, Operand, line_exprs, open_loops
 from webgrad.wgsl.rows import Grid, launch
-from webgrad.wgsl.writer import LOAD, KernelWriter, cost
+from webgrad.wgsl.writer import KernelWriter
 
-#: nanoseconds of one SIMD operation, measured on SwiftShader
-BROADCAST, MULTIPLY_ADD = 1.5, 1.3
-#: of one turn of a loop, and to finish an element
-TURN, ELEMENT = 12.0, 45.0
-#: nanoseconds to make the pipeline, per operation of one turn of the loop, spread over this many steps
-MAKE, STEPS = 350_000.0, 1000
-#: threads that keep the adapter busy
-BUSY = 64
-LARGEST_BLOCK = 128
 #: the weight of an epilogue that may be written out for every shared line
 LIGHT = 40
-
-
-@dataclass(frozen=True)
-class Quads:
-    """Shared lines of a block, own lines of a thread, steps of k in a turn of the loop, the shared side."""
-
-    shared: int
-    own: int
-    unroll: int
-    side: Side
 
 
 @dataclass(frozen=True)
@@ -56,68 +38,8 @@ class Lines:
     count: int
 
 
-def choose_quads(ix: Indexer, c: Contraction) -> Quads:
-    """The block that is likely to be fastest: the best of some good ones, by what their text would do."""
-    sides: tuple[Side, Side] = ("left", "right")
-    options = [
-        Quads(shared, own, unroll, side)
-        for side in sides
-        for shared in (4, 8, 16, 32)
-        for own in range(1, 9)
-        for unroll in (1, 2, 3, 4)
-        if shared * own <= LARGEST_BLOCK and c.loops[-1][1] % unroll == 0
-    ]
-    options.sort(key=lambda choice: _price(c, choice, choice.shared / 4 + choice.own, 0.0))
-    if len(c.loops) == 1:
-        return options[0]
-    return min(options[:8], key=lambda choice: _price(c, choice, *_loads(ix, c, choice)))
-
-
-def _price(c: Contraction, choice: Quads, loads: float, setup: float) -> float:
-    """Nanoseconds of one core, where a step of k costs as much as ``loads`` loads."""
-    ts, to, unroll = choice.shared, choice.own, choice.unroll
-    shared, own = (c.m, c.n) if choice.side == "left" else (c.n, c.m)
-    quads = c.batch * -(-shared // ts) * -(-own // (4 * to))
-    step = LOAD * loads + BROADCAST * ts + MULTIPLY_ADD * ts * to
-    turns = step * c.k + (TURN + 0.5 * ts * to) * c.k / unroll
-    idle = max(1.0, BUSY / (4 * quads))
-    make = MAKE * unroll * (8 * loads + ts + ts * to) / STEPS
-    return (quads * (turns + ELEMENT * ts * to + setup)) * idle**0.7 + make
-
-
-def _loads(ix: Indexer, c: Contraction, choice: Quads) -> tuple[float, float]:
-    """What the loads of a step cost, in loads, and nanoseconds before the loop."""
-    last = c.loops[-1]
-    steps, k_var = k_steps(ix, last, choice.unroll), ix.var(*last)
-    left = choice.side == "left"
-    m, n = ix.var("m", c.m), ix.var("n", c.n)
-    shared, own = ((c.left, m, c.m), (c.right, n, c.n)) if left else ((c.right, n, c.n), (c.left, m, c.m))
-    each = choice.shared // 4
-    lane, block = ix.var("lane", 4), ix.var("block", -(-shared[2] // choice.shared))
-    mine = ix.add(ix.mul(block, choice.shared), ix.mul(lane, each))
-    thread = ix.mul(ix.var("thread", -(-own[2] // choice.own)), choice.own)
-    inner = {name for name, _ in c.loops}
-    turn, setup = 0.0, 0.0
-    for (operand, line, _), first, count in ((shared, mine, each), (own, thread, choice.own)):
-        lines = [ix.add(first, ix.const(i)) for i in range(count)]
-        values = at_steps(ix, operand, line, lines, k_var, steps)
-        stack, seen = list(values.values()), set()
-        while stack:
-            e = stack.pop()
-            if e.uid not in seen:
-                seen.add(e.uid)
-                stack.extend(e.args)
-                if e.free & inner:
-                    turn += cost(e)
-                else:
-                    setup += cost(e)
-    return turn / choice.unroll / LOAD, setup
-
-
-def emit_quads(w: KernelWriter, choice: Quads) -> tuple[str, Grid]:
+def emit_quads(w: KernelWriter, c: Contraction, choice: Quads) -> tuple[str, Grid]:
     """The blocked product; see the module's text."""
-    c = w.kernel.body
-    assert isinstance(c, Contraction)
     rows, cols = ("m", "mt", c.m), ("n", "nt", c.n)
     left = choice.side == "left"
     shared = Lines(*(rows if left else cols), choice.shared)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from webgrad.compiler.blocks import cost
 from webgrad.compiler.indexing import Expr, Indexer
 from webgrad.compiler.kernels import ScheduledKernel, Store
 from webgrad.compiler.plan import Plan
@@ -49,21 +50,6 @@ def literal(value: Any, dtype: str) -> str:
     text = str(number)
     text = text if any(c in text for c in ".e") else text + ".0"
     return f"({text}f)" if number < 0 else f"{text}f"
-
-
-#: nanoseconds for four threads on SwiftShader; an operation takes about one
-LOAD, DIVISION = 13.0, 8.0
-
-
-def cost(e: Expr) -> float:
-    """About how many nanoseconds the expression's own operation takes on SwiftShader."""
-    if e.kind == "load":
-        return LOAD
-    if e.kind in ("div", "mod"):
-        return DIVISION
-    if e.kind == "apply":
-        return float(e.attr[0].cost)
-    return float(len(e.args))
 
 
 @cache

@@ -1,0 +1,70 @@
+"""How a product is computed: its strategy and blocks, chosen by one table from shape and adapter.
+
+    registers   a thread computes a block of results in registers, without barriers     wgsl/contract.py
+    quads       four threads hand loads round in registers (SwiftShader)                wgsl/quads.py
+    tiles       a workgroup stages tiles of both operands in its memory (hardware)      wgsl/tiles.py
+
+What is chosen is data: it is printed with the schedule, and a tuner may choose otherwise. The blocks of the
+first two come from prices (`blocks`), those of the last from the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from webgrad.compiler.blocks import choose_block, choose_quads, worth_quads
+from webgrad.compiler.indexing import Indexer
+from webgrad.compiler.kernels import Contraction, Strategy, Tiles
+from webgrad.compiler.target import Target
+
+
+@dataclass(frozen=True)
+class Row:
+    """A class of shapes on hardware adapters: at least this many rows, columns and terms, and workgroups."""
+
+    m: int
+    n: int
+    k: int
+    workgroups: int
+    tiles: Tiles
+
+    def suits(self, c: Contraction) -> bool:
+        """Whether the product belongs to the class."""
+        return c.m >= self.m and c.n >= self.n and c.k >= self.k and self.tiles.blocks(c) >= self.workgroups
+
+
+#: the first row that suits is taken; what none suits stays in registers
+HARDWARE = (
+    #   m   n   k  workgroups
+    Row(64, 64, 32, 256, Tiles(128, 64, 16, 8, 8)),
+    Row(64, 64, 32, 128, Tiles(64, 64, 16, 8, 4)),
+    Row(24, 24, 32, 64, Tiles(32, 32, 16, 4, 4)),
+    Row(4, 64, 32, 64, Tiles(16, 64, 16, 4, 4)),
+    Row(64, 4, 32, 64, Tiles(64, 16, 16, 4, 4)),
+    # few tiles: groups of threads share the terms of one
+    Row(24, 24, 64, 1, Tiles(32, 32, 32, 4, 4, slices=4)),
+    Row(4, 24, 64, 1, Tiles(16, 32, 32, 4, 4, slices=4)),
+    Row(24, 4, 64, 1, Tiles(32, 16, 32, 4, 4, slices=4)),
+    Row(4, 4, 64, 1, Tiles(16, 16, 32, 4, 4, slices=8)),
+)
+
+
+def choose(ix: Indexer, c: Contraction, target: Target) -> Strategy:
+    """The strategy of a product, of an indexer's expressions."""
+    if target.adapter_class == "hardware":
+        for row in HARDWARE:
+            if row.suits(c) and row.tiles.fits(target):
+                return row.tiles
+    if target.quads and worth_quads(c):
+        return choose_quads(ix, c)
+    return choose_block(c, target)
+
+
+#: products of fewer 8x8 blocks than this are split along k, into parts of at least so many terms
+SPLIT_BLOCKS, SPLIT_TERMS = 64, 256
+
+
+def split_parts(batch: int, m: int, n: int, k: int) -> int:
+    """Into how many products of fewer terms to split one with very few results (1: not at all)."""
+    blocks = batch * -(-m // 8) * -(-n // 8)
+    return max(1, min(SPLIT_BLOCKS // max(blocks, 1), k // SPLIT_TERMS))
