@@ -1,4 +1,4 @@
-"""Products tiled in workgroup memory: which shapes get which strategy, and that all tilings compute the same."""
+"""Products tiled in workgroup memory: which shapes get which strategy, and that all tilings agree."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ async def test_tiled_products_of_odd_sizes(native, monkeypatch, tiles, m, k, n, 
 
 @pytest.mark.parametrize("tiles", [WIDE, SLICED], ids=str)
 async def test_nan_beyond_the_edge_stays_outside(native, monkeypatch, tiles):
-    """The elements beside an operand in its buffer are NaN; what is clamped or padded must not mix them in."""
+    """What lies beside an operand in its buffer is NaN; what is clamped or padded must not mix it in."""
     tiled(monkeypatch, tiles)
     x = np.full((7, 9), np.nan, np.float32)
     x[:5, :6] = 1

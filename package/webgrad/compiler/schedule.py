@@ -28,7 +28,7 @@ from webgrad.compiler.kernels import Contraction, Schedule, ScheduledKernel, Sid
 from webgrad.compiler.lower import Domain, full_coords, lower_contract, lower_map, lower_rows
 from webgrad.compiler.materialise import demanded, is_source, materialise
 from webgrad.compiler.simplify import simplify, storage
-from webgrad.compiler.strategy import choose
+from webgrad.compiler.strategy import LONG, choose
 from webgrad.compiler.target import DEFAULT, Target
 from webgrad.errors import CompileError
 from webgrad.ir import Graph, Node, numel
@@ -39,8 +39,8 @@ from webgrad.ops.contract import Access
 DEEPEST = 100
 #: bytes that a reduction may keep alive to join an unrelated one over the same rows
 COMPANION = 1 << 16
-#: a row kernel runs one thread a row: fewer rows than this would leave cores idle
-LEAST_ROWS = {"software": 32, "hardware": 1}
+#: a row kernel runs one thread or workgroup a row: fewer rows leave cores idle, unless they are short
+LEAST_ROWS, SHORT_ROWS = 32, {"software": 0, "hardware": LONG["hardware"]}
 
 
 @dataclass(eq=False)
@@ -289,7 +289,7 @@ class Scheduler:
 
     def enough_rows(self, domain: Domain) -> bool:
         """Whether one thread (or workgroup) a row keeps the adapter busy."""
-        return domain.rows >= LEAST_ROWS[self.target.adapter_class]
+        return domain.rows >= LEAST_ROWS or domain.length <= SHORT_ROWS[self.target.adapter_class]
 
     def reads_in(self, group: Group, node: Node, domain: Domain | None) -> dict[Node, set[Expr]] | None:
         """What ``node`` would load in ``group``, or None if it needs a member at other coordinates."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from webgrad.compiler.strategy import split_parts
+from webgrad.compiler.strategy import reduction_parts, split_parts
 from webgrad.compiler.target import Target
 from webgrad.ir import NUMPY_DTYPES, Graph, Node, Site, numel
 from webgrad.ops import contract as ct
@@ -314,24 +314,44 @@ def _padded(x: Any, more: tuple[int, int]) -> Any:
     return mv.pad(x, low=none, high=(*none[2:], *more), interior=none, value=0)
 
 
-#: a reduction longer than this, with few results, runs in two stages
-_LONG = 1024
-
-
 @rule("sum", "max", "min", "prod")
-def _two_stages(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
+def _in_stages(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
+    """Few or very long rows: reduce parts of each, then the parts' results (which may be split in turn)."""
     (x,), axes = inputs, attrs["axes"]
     length = numel([x.shape[a] for a in axes])
-    results = x.size // length if length else 0
-    if rw.target.adapter_class != "software" or length <= _LONG or results >= 256 or not results:
+    rows = x.size // length if length else 0
+    wanted = reduction_parts(rows, length, rw.target) if rows else 1
+    if wanted < 2:
         return None
+    parts = _divisor(length, wanted)
+    terms = -(-length // (parts if parts > 1 else wanted))
+    parts = -(-length // terms)
     keep = [a for a in range(x.ndim) if a not in axes]
-    parts = _divisor(length, max(2, min(256, int(length**0.5))))
-    if parts == 1:
-        return None
-    flat = mv.reshape(mv.permute(x, axes=(*keep, *axes)), shape=(results, parts, length // parts))
+    flat = mv.reshape(mv.permute(x, axes=(*keep, *axes)), shape=(rows, length))
+    if parts * terms > length:
+        flat = mv.pad(
+            flat, low=(0, 0), high=(0, parts * terms - length), interior=(0, 0), value=_NEUTRAL[op.name](x)
+        )
+    flat = mv.reshape(flat, shape=(rows, parts, terms))
     total = op(op(flat, axes=(2,)), axes=(1,))
     return mv.reshape(total, shape=op.infer(inputs, attrs)[0])
+
+
+def _limit(x: Any, sign: int) -> Any:
+    """The largest (or smallest) number of x's dtype."""
+    if x.dtype == "f32":
+        return np.float32(sign * np.inf)
+    info = np.iinfo(NUMPY_DTYPES[x.dtype])
+    return info.max if sign > 0 else info.min
+
+
+#: what changes no result of a reduction
+_NEUTRAL: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: 0,
+    "prod": lambda x: 1,
+    "max": lambda x: _limit(x, -1),
+    "min": lambda x: _limit(x, 1),
+}
 
 
 def _divisor(n: int, near: int) -> int:

@@ -1,11 +1,14 @@
-"""How a product is computed: its strategy and blocks, chosen by one table from shape and adapter.
+"""How products and reductions are computed: a strategy and its blocks, or parts, from shape and adapter.
+
+A product has one of three strategies, by one table:
 
     registers   a thread computes a block of results in registers, without barriers     wgsl/contract.py
     quads       four threads hand loads round in registers (SwiftShader)                wgsl/quads.py
     tiles       a workgroup stages tiles of both operands in its memory (hardware)      wgsl/tiles.py
 
 What is chosen is data: it is printed with the schedule, and a tuner may choose otherwise. The blocks of the
-first two come from prices (`blocks`), those of the last from the table.
+first two come from prices (`blocks`), those of the last from the table. Products with hardly any results and
+reductions with few or very long rows are split into parts, whose results are reduced in turn.
 """
 
 from __future__ import annotations
@@ -68,3 +71,25 @@ def split_parts(batch: int, m: int, n: int, k: int) -> int:
     """Into how many products of fewer terms to split one with very few results (1: not at all)."""
     blocks = batch * -(-m // 8) * -(-n // 8)
     return max(1, min(SPLIT_BLOCKS // max(blocks, 1), k // SPLIT_TERMS))
+
+
+#: terms of a row from which a reduction with few rows is split, and in any case
+LONG = {"software": 1024, "hardware": 8192}
+LONGEST = 65_536
+#: parts of fewer rows than this in all; a part of a workgroup's row has at least so many terms
+FEW_ROWS, PART_TERMS = 256, 2048
+
+
+def reduction_parts(rows: int, length: int, target: Target) -> int:
+    """Into how many parts to split each row of a reduction (1: not at all).
+
+    One thread (software) or one workgroup (hardware) reduces a row, so few long rows leave an adapter idle.
+    A row beyond `LONGEST` would also be added up in chains of roundings that are too long.
+    """
+    most = 1
+    if length > LONG[target.adapter_class] and rows < FEW_ROWS:
+        if target.adapter_class == "software":
+            most = max(2, min(FEW_ROWS, int(length**0.5)))
+        else:
+            most = min(FEW_ROWS // rows, length // PART_TERMS)
+    return max(most, -(-length // LONGEST))

@@ -3,7 +3,9 @@
 map   one thread an element
 row   one thread a row: a loop over the row for each stage of reductions, in runs of at most 256 terms, so
       that no chain of roundings is long; results per element are stored in the first loop that can
-      or, on hardware adapters, one workgroup a row, its partial results combined in shared memory
+      or, on hardware adapters, one workgroup a row, its partial results combined in workgroup memory
+
+Rows are at most 65,536 terms long; `strategy.reduction_parts` has split longer ones.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from webgrad.ir import numel
 from webgrad.wgsl.writer import WGSL_TYPES, KernelWriter
 
 RUN = 256
-LANES = 64
+#: on hardware adapters, rows from the first length on get a workgroup each, from the second on a large one
+SHARED, LONG = 64, 2048
 Grid = tuple[int, int, int]
 
 
@@ -54,7 +57,7 @@ def emit_rows(w: KernelWriter) -> tuple[str, Grid]:
     body = w.kernel.body
     assert isinstance(body, Rows)
     w.declare("i")
-    if w.plan.target.adapter_class == "hardware" and body.length >= 64:
+    if w.plan.target.adapter_class == "hardware" and body.length >= SHARED:
         return _workgroup(w, body)
     size, grid = launch(body.rows, w.plan.target)
     w.line("let i = t;")
@@ -151,28 +154,29 @@ def _finish(w: KernelWriter, reduction: Reduction) -> None:
 def _workgroup(w: KernelWriter, body: Rows) -> tuple[str, Grid]:
     """Lanes stride over the row, then halve their partial results in shared memory."""
     grid = grid_of(body.rows, w.plan.target)
+    lanes = min(256, w.plan.target.max_workgroup_size) if body.length >= LONG else 64
     shared: list[str] = []
     for stage in range(_stages(w, body)):
         reductions = _at(body, stage)
         for reduction in reductions:
             _initial(w, reduction, _state(reduction))
-        w.open(f"for (var r = lane; r < {body.length}; r += {LANES})", "r")
+        w.open(f"for (var r = lane; r < {body.length}; r += {lanes})", "r")
         for reduction in reductions:
             _take(w, reduction, _state(reduction))
         w.stores([s for s in w.kernel.stores if s.stage == stage])
         w.close()
         if reductions:
-            _combine(w, reductions)
+            _combine(w, reductions, lanes)
         for reduction in reductions:
             parts = zip(_state(reduction, "shared_"), _types(reduction), strict=False)
-            shared += [f"var<workgroup> {name}: array<{kind}, {LANES}>;" for name, kind in parts]
+            shared += [f"var<workgroup> {name}: array<{kind}, {lanes}>;" for name, kind in parts]
             _finish(w, reduction)
     w.open("if (lane == 0)")
     w.stores(_per_row(w))
     w.close()
     flat = "wid.x" if grid[1] == 1 else f"wid.x + wid.y * {grid[0]}u"
     main = [
-        f"@compute @workgroup_size({LANES})",
+        f"@compute @workgroup_size({lanes})",
         "fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) local: u32) {",
         f"  let i = min(i32({flat}), {body.rows - 1});",
         "  let lane = i32(local);",
@@ -182,13 +186,13 @@ def _workgroup(w: KernelWriter, body: Rows) -> tuple[str, Grid]:
     return w.assemble(main, shared), grid
 
 
-def _combine(w: KernelWriter, reductions: list[Reduction]) -> None:
+def _combine(w: KernelWriter, reductions: list[Reduction], lanes: int) -> None:
     """Every lane's state becomes that of the whole row."""
     for reduction in reductions:
         for name, value in zip(_state(reduction, "shared_"), _state(reduction), strict=True):
             w.line(f"{name}[lane] = {value};")
     w.line("workgroupBarrier();")
-    w.open(f"for (var half = {LANES // 2}; half > 0; half /= 2)")
+    w.open(f"for (var half = {lanes // 2}; half > 0; half /= 2)")
     w.open("if (lane < half)")
     for reduction in reductions:
         names = _state(reduction, "shared_")
