@@ -104,6 +104,16 @@ class PagePython:
 
         self._page = self.browser.run(start(), config.BOOT_TIMEOUT)
 
+    def reload(self) -> None:
+        """Load the page again: a second visit, with the same storage."""
+        self.boot()
+
+        async def again() -> None:
+            await self._page.reload()
+            await self._page.evaluate("booted.then(() => null)")
+
+        self.browser.run(again(), config.BOOT_TIMEOUT)
+
     def reboot(self) -> None:
         """Close the page; the next call opens another."""
         page, self._page = self._page, None
