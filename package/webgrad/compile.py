@@ -27,6 +27,7 @@ from webgrad.runtime.executor import Executor
 from webgrad.runtime.store import Params
 from webgrad.tensor import Tensor
 from webgrad.trace import tensor_input, trace
+from webgrad.tune import tuned
 from webgrad.wgsl.emit import emit_kernels
 from webgrad.wgsl.link import make_program
 
@@ -125,6 +126,13 @@ def lower_graph(
     return IR(graph, grads, loss, sched, plan, kernels, program)
 
 
+def _flag(name: str, value: Any) -> bool:
+    """``value``, which must be True or False."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be True or False, found {value!r}")
+    return value
+
+
 def _specs(inputs: Mapping[str, Any], seed: int) -> dict[str, Input]:
     if not isinstance(inputs, Mapping):
         raise InputError(
@@ -208,6 +216,7 @@ async def compile_module(
     optimizer: Optimizer | None = None,
     seed: int = 0,
     device: Any = "auto",
+    tune: bool = False,
 ) -> CompiledModule:
     """Compile a training program.
 
@@ -218,6 +227,8 @@ async def compile_module(
         optimizer: from `webgrad.optim`; None computes gradients only.
         seed: of the initial parameters and the random operations.
         device: ``"auto"``, ``"webgpu"``, ``"numpy"`` or, outside a page, ``"native"`` (this machine's GPU).
+        tune: time a few strategies of each matrix product and convolution on this adapter, and use and
+            remember the fastest (a few tenths of a second each, the first time). Ignored on NumPy.
 
     Raises:
         InputError, ShapeError, DtypeError, TraceError: with the user's line.
@@ -225,9 +236,10 @@ async def compile_module(
         CompileError: a kernel the adapter refuses.
     """
     executor = await open_executor(device)
-    return await create_runtime(
-        build_training(factory, forward, inputs, optimizer, seed, executor.target), executor
-    )
+    parts = build_training(factory, forward, inputs, optimizer, seed, executor.target)
+    if _flag("tune", tune):
+        parts.ir = await tuned(parts.ir, executor)
+    return await create_runtime(parts, executor)
 
 
 async def create_runtime(parts: TrainParts, executor: Executor) -> CompiledModule:
@@ -245,12 +257,14 @@ async def compile_forward(
     shared_params: Params | Compiled | None = None,
     seed: int = 0,
     device: Any = "auto",
+    tune: bool = False,
 ) -> CompiledForward:
     """Compile an inference program: no gradient, no optimizer.
 
     ``shared_params`` (another program's ``params``) binds the same buffers: the next run after a step sees
     the new weights. Extra names are ignored, missing ones are this program's own. It then runs on the
-    owner's device. Raises `ShapeError` naming a parameter whose sizes differ; otherwise as `compile_module`.
+    owner's device. ``tune`` and what it raises are as in `compile_module`; also `ShapeError` naming a shared
+    parameter whose sizes differ.
     """
     shared = shared_params.params if isinstance(shared_params, Compiled) else shared_params
     if shared is not None and not isinstance(shared, Params):
@@ -259,6 +273,8 @@ async def compile_forward(
         shared.check()
     executor = shared.owner.executor if shared is not None else await open_executor(device)
     parts = build_forward(factory, forward, inputs, shared, seed, executor.target)
+    if _flag("tune", tune):
+        parts.ir = await tuned(parts.ir, executor)
     return await create_forward_runtime(parts, executor, shared)
 
 

@@ -51,8 +51,9 @@ LARGE_BLOCKS = [(16, 8), (8, 16)]
 LARGE = 1 << 24
 
 
-def choose_block(c: Contraction, target: Target) -> Registers:
-    """Rows and columns per thread: few loads per multiply-add, little waste at the edges, enough threads.
+def register_blocks(c: Contraction, target: Target) -> list[Registers]:
+    """Rows and columns per thread, the best first: few loads per multiply-add, little waste at the edges,
+    enough threads.
 
     The estimate per padded multiply-add: 1/8 for the arithmetic, 1/TM + 1/TN for the loads, scaled up while
     there are fewer threads than the adapter runs at once.
@@ -68,7 +69,7 @@ def choose_block(c: Contraction, target: Target) -> Registers:
         return work * max(1.0, (wanted / threads) ** 0.7)
 
     large = c.batch * c.m * c.n * c.k >= LARGE
-    return Registers(*min(LARGE_BLOCKS + BLOCKS if large else BLOCKS, key=price))
+    return [Registers(*block) for block in sorted(LARGE_BLOCKS + BLOCKS if large else BLOCKS, key=price)]
 
 
 def worth_quads(c: Contraction) -> bool:
@@ -89,8 +90,8 @@ BUSY = 64
 LARGEST_BLOCK = 128
 
 
-def choose_quads(ix: Indexer, c: Contraction) -> Quads:
-    """The block that is likely to be fastest: the best of some good ones, by what their text would do."""
+def quad_blocks(ix: Indexer, c: Contraction) -> list[Quads]:
+    """Some good blocks, the one that is likely to be fastest first, by what their text would do."""
     sides: tuple[Side, Side] = ("left", "right")
     options = [
         Quads(shared, own, unroll, side)
@@ -102,8 +103,8 @@ def choose_quads(ix: Indexer, c: Contraction) -> Quads:
     ]
     options.sort(key=lambda choice: _price(c, choice, choice.shared / 4 + choice.own, 0.0))
     if len(c.loops) == 1:
-        return options[0]
-    return min(options[:8], key=lambda choice: _price(c, choice, *_loads(ix, c, choice)))
+        return options[:8]
+    return sorted(options[:8], key=lambda choice: _price(c, choice, *_loads(ix, c, choice)))
 
 
 def _price(c: Contraction, choice: Quads, loads: float, setup: float) -> float:

@@ -14,10 +14,11 @@ reductions with few or very long rows are split into parts, whose results are re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log2
 
-from webgrad.compiler.blocks import choose_block, choose_quads, worth_quads
+from webgrad.compiler.blocks import quad_blocks, register_blocks, worth_quads
 from webgrad.compiler.indexing import Indexer
-from webgrad.compiler.kernels import Contraction, Strategy, Tiles
+from webgrad.compiler.kernels import Contraction, Registers, Strategy, Tiles
 from webgrad.compiler.target import Target
 
 
@@ -59,8 +60,37 @@ def choose(ix: Indexer, c: Contraction, target: Target) -> Strategy:
             if row.suits(c) and row.tiles.fits(target):
                 return row.tiles
     if target.quads and worth_quads(c):
-        return choose_quads(ix, c)
-    return choose_block(c, target)
+        return quad_blocks(ix, c)[0]
+    return register_blocks(c, target)[0]
+
+
+#: workgroups that suit most graphics cards
+BUSY = 128
+#: further tilings that a tuner tries
+MORE_TILES = (Tiles(128, 128, 8, 8, 8), Tiles(64, 64, 16, 4, 4), Tiles(32, 64, 16, 4, 4))
+#: how many strategies a tuner tries: pipelines are dear to make on software adapters
+CANDIDATES = {"hardware": 6, "software": 3}
+
+
+def candidates(ix: Indexer, c: Contraction, target: Target) -> list[Strategy]:
+    """What a tuner may compare, `choose`'s own first."""
+    found = [choose(ix, c, target)]
+    if target.adapter_class == "hardware":
+        tiles = [
+            t for t in (*(row.tiles for row in HARDWARE), *MORE_TILES) if t.fits(target) and _fills(t, c)
+        ]
+        tiles.sort(key=lambda t: abs(log2(t.blocks(c) / BUSY)))
+        found += [*tiles[:3], register_blocks(c, target)[0], Registers(8, 4), Registers(4, 4)]
+    elif target.quads and worth_quads(c):
+        found += quad_blocks(ix, c)
+    else:
+        found += register_blocks(c, target)
+    return list(dict.fromkeys(found))[: CANDIDATES[target.adapter_class]]
+
+
+def _fills(t: Tiles, c: Contraction) -> bool:
+    """Whether less than three quarters of the tiles' work is beyond the edges."""
+    return t.blocks(c) * t.m * t.n < 4 * c.batch * c.m * c.n and t.k < 2 * c.k
 
 
 #: products of fewer 8x8 blocks than this are split along k, into parts of at least so many terms

@@ -52,24 +52,28 @@ def emit_kernels(plan: Plan) -> list[Kernel]:
     """
     texts: dict[Any, Text] = {}
     table: dict[Any, int] = {}
-    kernels = []
-    for number, scheduled in enumerate(plan.schedule.kernels):
-        signature, places = sign(plan, scheduled, table)
-        text = texts.get(signature)
-        if text is None:
-            text = texts[signature] = _write(plan, scheduled, places)
-        bindings = [Binding(*places[place], access) for place, access in text.slots]
-        if len(bindings) > plan.target.max_storage_buffers:
-            raise CompileError(
-                f"internal error: kernel {number} needs {len(bindings)} storage bindings\n{scheduled}"
-            )
-        if text.scalar_bytes:
-            bindings.append(Binding(plan.upload, 0, text.scalar_bytes, "uniform"))
-        nodes = tuple(n.op.name for n in scheduled.nodes)
-        sites = tuple(str(s) for s in scheduled.sites)
-        name = f"{scheduled.kind} {number}"
-        kernels.append(Kernel(name, text.wgsl, tuple(bindings), text.workgroups, nodes, sites))
-    return kernels
+    return [emit_kernel(plan, n, k, texts, table) for n, k in enumerate(plan.schedule.kernels)]
+
+
+def emit_kernel(
+    plan: Plan, number: int, scheduled: ScheduledKernel, texts: dict[Any, Text], table: dict[Any, int]
+) -> Kernel:
+    """Write one kernel, unless ``texts`` holds an equal one; see `sign` for ``table``."""
+    signature, places = sign(plan, scheduled, table)
+    text = texts.get(signature)
+    if text is None:
+        text = texts[signature] = _write(plan, scheduled, places)
+    bindings = [Binding(*places[place], access) for place, access in text.slots]
+    if len(bindings) > plan.target.max_storage_buffers:
+        raise CompileError(
+            f"internal error: kernel {number} needs {len(bindings)} storage bindings\n{scheduled}"
+        )
+    if text.scalar_bytes:
+        bindings.append(Binding(plan.upload, 0, text.scalar_bytes, "uniform"))
+    nodes = tuple(n.op.name for n in scheduled.nodes)
+    sites = tuple(str(s) for s in scheduled.sites)
+    name = f"{scheduled.kind} {number}"
+    return Kernel(name, text.wgsl, tuple(bindings), text.workgroups, nodes, sites)
 
 
 def _write(plan: Plan, scheduled: ScheduledKernel, places: list[tuple[int, int, int]]) -> Text:

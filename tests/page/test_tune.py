@@ -1,0 +1,69 @@
+"""Tuning on the page's adapter: the same results, nothing left over, and nothing timed twice."""
+
+from __future__ import annotations
+
+import pytest
+
+
+async def tuned_product(adapter_class):
+    """Twice the same tuned product: errors, strategies, pipelines made by each, what is left and unharmed."""
+    import dataclasses
+
+    from webgrad import storage
+    from webgrad.runtime.webgpu import open_webgpu
+
+    executor = await open_webgpu()
+    plain = executor.target
+    executor.target = dataclasses.replace(plain, adapter_class=adapter_class, quads=False)
+    await storage.clear("tuning")
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((40, 72), (72, 36)))
+    errors, strategies, made, left = [], [], [], []
+    before = executor.stats()
+    try:
+        for _ in range(2):
+            pipelines, owner = executor.stats().pipelines, await compile_product(x, w, tune=False)
+            params = await owner.download_params()
+            program = await compile_product(x, w, tune=True, shared_params=owner.params)
+            made.append(executor.stats().pipelines - pipelines)
+            errors.append(float(np.abs(await program.run({"x": x}) - np.maximum(x @ w, 0)).max()))
+            strategies += [str(k.body.strategy) for k in program.ir.schedule.kernels if k.kind == "contract"]
+            same = np.array_equal((await owner.download_params())["w"], params["w"])
+            program.destroy(), owner.destroy()
+            left.append((executor.stats().buffers <= before.buffers + 2, same))  # but for idle staging
+    finally:
+        executor.target = plain
+    return errors, strategies, made, left
+
+
+async def open_device():
+    """The executor lives as long as the page."""
+    from webgrad.runtime.webgpu import open_webgpu
+
+    await open_webgpu()
+
+
+async def compile_product(x, w, **options):
+    """``relu(x @ w)``, with ``w`` a parameter."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            self.w = self.param(w.shape, init=lambda size, shape: w)
+
+    return await wg.compile_forward(
+        Layer, lambda m, x: wg.relu(x @ m.w), inputs={"x": x.shape}, device="webgpu", **options
+    )
+
+
+@pytest.mark.parametrize("adapter_class", ["software", "hardware"])
+def test_a_tuned_product_is_right_and_timed_once(page_py, proxy_counts, adapter_class):
+    page_py(open_device)
+    before = proxy_counts()
+    errors, (first, second), made, left = page_py(
+        tuned_product, adapter_class, uses=[compile_product], timeout=60
+    )
+    assert max(errors) < 1e-4
+    assert first == second
+    assert made[0] >= 2 and made[1] == 0, "every candidate is compiled once"
+    assert left == [(True, True)] * 2
+    assert max((proxy_counts() - before).values()) <= 0
