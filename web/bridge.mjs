@@ -25,8 +25,7 @@ const BINDING_TYPES = { read: "read-only-storage", read_write: "storage", unifor
 const failure = (kind, message, more) => ({ ok: false, kind, message, ...more });
 const noCounts = () => ({ dispatches: 0, submissions: 0, maps: 0, pipelines: 0, modules: 0 });
 const KINDS = { GPUOutOfMemoryError: "oom", GPUInternalError: "internal", GPUValidationError: "validation" };
-const limitsOf = ({ limits }) =>
-  Object.fromEntries(Object.keys(Object.getPrototypeOf(limits)).map((name) => [name, limits[name]]));
+const limitsOf = ({ limits }) => Object.fromEntries(Object.keys(limits.__proto__).map((key) => [key, limits[key]]));
 const aligned = (bytes, unit = 4) => Math.ceil(bytes / unit) * unit;
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const bytesOf = (buffers) => sum(buffers.map(({ bytes }) => bytes));
@@ -96,10 +95,7 @@ class Bridge {
   }
 
   /** Free a buffer; work already queued still has it. */
-  free(id) {
-    this.#buffers.get(id)?.buffer.destroy();
-    this.#buffers.delete(id);
-  }
+  free(id) { this.#buffers.get(id)?.buffer.destroy(); this.#buffers.delete(id); }
 
   /** Queue a write of `bytes` bytes at a heap address, or of a typed array. Returns undefined or a failure. */
   write(id, offset, source, bytes) { return this.#queued(id, (to) => this.#write(to, offset, source, bytes)); }
@@ -117,9 +113,8 @@ class Bridge {
   read(id, offset, bytes) {
     const buffer = this.#buffers.get(id)?.buffer;
     const problem = this.#problem() ?? (buffer ? null : failure("validation", `there is no buffer ${id}`));
-    if (problem) return Promise.resolve(problem);
     const readset = { copies: [[buffer, offset, bytes]], total: aligned(bytes) };
-    return this.#attempt(() => this.#finish(this.#device.createCommandEncoder(), readset));
+    return this.#attempt(() => problem ?? this.#finish(this.#device.createCommandEncoder(), readset));
   }
 
   /**
@@ -146,6 +141,15 @@ class Bridge {
     return program.readsets.push({ copies, total: sum(copies.map(([, , bytes]) => aligned(bytes))) }) - 1;
   }
 
+  /** A readset of when a call begins and ends on the GPU: two u64s, in nanoseconds. Needs "timestamp-query". */
+  clock(id) {
+    const program = this.#programs.get(id);
+    if (!program) return -1;
+    const times = this.#buffers.get(this.#allocate(16, "times", program, GPUBufferUsage.QUERY_RESOLVE)).buffer;
+    const querySet = this.#device.createQuerySet({ type: "timestamp", count: 2 });
+    return program.readsets.push({ copies: [[times, 0, 16]], total: 16, querySet }) - 1;
+  }
+
   /**
    * Queue one call of an entry, its upload from a heap address (or a typed array). {ok: true, data}: the readset's
    * ranges in a row, each padded to 4 bytes. With readset -1, {ok: true} once few enough steps are on their way.
@@ -159,7 +163,7 @@ class Bridge {
       if (bytes) this.#write(program.upload, 0, source, bytes);
       const encoder = this.#device.createCommandEncoder();
       for (const buffer of steps.cleared) encoder.clearBuffer(buffer);
-      if (steps.kernels.length) this.#encode(encoder, steps.kernels);
+      if (steps.kernels.length) this.#encode(encoder, steps.kernels, program.readsets[readset]);
       this.#tally(program, "dispatches", steps.kernels.length);
       if (readset >= 0) return this.#finish(encoder, program.readsets[readset], program);
       this.#submit(encoder, program);
@@ -170,10 +174,7 @@ class Bridge {
   }
 
   /** Forget a program and free its own buffers. */
-  destroyProgram(id) {
-    this.#programs.get(id)?.owned.forEach((buffer) => this.free(buffer));
-    this.#programs.delete(id);
-  }
+  destroyProgram(id) { this.#programs.get(id)?.owned.forEach((buffer) => this.free(buffer)); this.#programs.delete(id); }
 
   /** Counts since the device was opened (buffers and bytes: what is alive), or those of one program. */
   stats(id) {
@@ -194,10 +195,10 @@ class Bridge {
     return bytes <= most ? null : failure("oom", `${label}: ${bytes} bytes, and this adapter allows ${most} a buffer`);
   }
 
-  #allocate(bytes, label, program) {
+  #allocate(bytes, label, program, more = 0) {
     const { STORAGE, UNIFORM, COPY_SRC, COPY_DST } = GPUBufferUsage;
     const size = Math.max(16, aligned(bytes));
-    const buffer = this.#device.createBuffer({ label, size, usage: STORAGE | UNIFORM | COPY_SRC | COPY_DST });
+    const buffer = this.#device.createBuffer({ label, size, usage: STORAGE | UNIFORM | COPY_SRC | COPY_DST | more });
     this.#buffers.set(this.#nextId, { buffer, bytes: size, label, program: program?.id });
     program?.owned.push(this.#nextId);
     return this.#nextId++;
@@ -219,10 +220,7 @@ class Bridge {
     }
   }
 
-  #tally(program, key, number = 1) {
-    this.#counts[key] += number;
-    if (program) program.counts[key] += number;
-  }
+  #tally(program, key, number = 1) { for (const counts of [this.#counts, program?.counts ?? {}]) counts[key] += number; }
 
   #submit(encoder, program) {
     this.#queue.submit([encoder.finish()]);
@@ -261,8 +259,9 @@ class Bridge {
     return { buffer: this.#device.createBuffer({ label: "staging", size, usage }), bytes: size };
   }
 
-  #encode(encoder, kernels) {
-    const pass = encoder.beginComputePass();
+  #encode(encoder, kernels, { querySet, copies } = {}) {
+    const timestampWrites = querySet && { querySet, beginningOfPassWriteIndex: 0, endOfPassWriteIndex: 1 };
+    const pass = encoder.beginComputePass({ timestampWrites });
     let last = null;
     for (const { pipeline, group, workgroups } of kernels) {
       if (pipeline !== last) pass.setPipeline((last = pipeline));
@@ -270,6 +269,7 @@ class Bridge {
       pass.dispatchWorkgroups(...workgroups);
     }
     pass.end();
+    if (querySet) encoder.resolveQuerySet(querySet, 0, 2, copies[0][0], 0);
   }
 
   /** What a call must end with: the lost device, or an error reported meanwhile, told until a read ends with it. */
@@ -319,7 +319,6 @@ class Bridge {
     const errors = await Promise.all(json.kernels.map((kernel, i) => this.#bind(program, kernel, kernels[i])));
     const invalid = errors.findIndex(Boolean);
     if (invalid >= 0) return failure("validation", errors[invalid].message, { kernel: invalid });
-
     program.counts.pipelines = new Set(made).size;
     program.counts.modules = new Set(json.kernels.map(({ module }) => json.modules[module])).size;
     for (const [name, order] of Object.entries(json.entries)) {

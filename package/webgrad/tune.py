@@ -4,8 +4,9 @@
 
 A candidate is a program of one kernel on buffers of its own, which are freed at once: parameters, gradients
 and states are never touched, and all buffers hold zeros. It runs as any program does, many times in one
-submission. What counts is the time of a thousand steps and of making the pipeline, which is dear on software
-adapters; a candidate must be clearly faster than the strategy that `compiler.strategy` chose to replace it.
+submission, and is timed by the device's own clock where there is one. What counts is the time of a thousand
+steps and of making the pipeline, which is dear on software adapters; a candidate must be clearly faster than
+the strategy that `compiler.strategy` chose to replace it.
 
 Winners are kept per adapter and version of webgrad in `storage`, by the text of the kernel as it would be
 without tuning, which holds everything that matters: sizes, index maps, the epilogue. A known kernel is not
@@ -31,7 +32,7 @@ from webgrad.compiler.program import Binding, BufferSpec, KernelSpec, Program, R
 from webgrad.compiler.strategy import candidates
 from webgrad.errors import CompileError, OutOfMemoryError
 from webgrad.layout import round_up
-from webgrad.runtime.executor import Executor, Session
+from webgrad.runtime.executor import Clocked, Executor, Session
 from webgrad.wgsl.emit import Kernel, emit_kernel, emit_kernels
 from webgrad.wgsl.link import ENABLED, make_program
 
@@ -143,27 +144,41 @@ async def _price(
     session = await executor.load(program, plan, {})
     try:
         upload = np.zeros(program.upload_bytes, np.uint8)
-        await _seconds(session, upload, 1)  # drivers finish compiling at the first use
+        await _seconds(session, upload, 1, False)  # drivers finish compiling at the first use
         made = time.perf_counter() - start
-        idle = await _seconds(session, upload, 0)
-        calls, once = 1, 0.0
-        while True:
-            once = max(await _seconds(session, upload, calls) - idle, 0.0) / calls
-            if calls == MOST_CALLS or once * calls >= ENOUGH / 2:
-                break
-            calls = min(MOST_CALLS, max(4 * calls, int(ENOUGH / once) if once else 0))
-            calls = 1 << (calls.bit_length() - 1)
-        for _ in range(ROUNDS - 1 if made + STEPS * once < 1.5 * best else 0):
-            once = min(once, max(await _seconds(session, upload, calls) - idle, 0.0) / calls)
+        once = await _once(session, upload, (1.5 * best - made) / STEPS)
     finally:
         session.destroy()
     return made + STEPS * once
 
 
-async def _seconds(session: Session, upload: Any, calls: int) -> float:
-    """How long so many calls in one submission take, until their end is known here."""
+async def _once(session: Session, upload: Any, enough: float) -> float:
+    """Seconds of one call among many; roughly if it takes more than ``enough``."""
+    device_clock, calls = isinstance(session, Clocked) and session.has_clock, 1
+    while True:
+        idle = 0.0 if device_clock else await _seconds(session, upload, 0, False)
+        once = max(await _seconds(session, upload, calls, device_clock) - idle, 0.0) / calls
+        if once * calls >= ENOUGH / 2:
+            break
+        if calls < MOST_CALLS:
+            wanted = max(4 * calls, int(ENOUGH / once) if once else 0)
+            calls = min(MOST_CALLS, 1 << (wanted.bit_length() - 1))
+        elif device_clock and once == 0:  # it stands still
+            device_clock, calls = False, 1
+        else:
+            break
+    for _ in range(ROUNDS - 1 if once < enough else 0):
+        once = min(once, max(await _seconds(session, upload, calls, device_clock) - idle, 0.0) / calls)
+    return once
+
+
+async def _seconds(session: Session, upload: Any, calls: int, device_clock: bool) -> float:
+    """How long so many calls in one submission take: by the device's clock, or until their end is known."""
+    entry = f"{calls} times"
+    if device_clock and isinstance(session, Clocked):
+        return await session.timed(entry, upload)
     start = time.perf_counter()
-    await session.run(f"{calls} times", upload, ("end",))
+    await session.run(entry, upload, ("end",))
     return time.perf_counter() - start
 
 

@@ -36,6 +36,38 @@ async def tuned_product(adapter_class):
     return errors, strategies, made, left
 
 
+async def both_clocks():
+    """Seconds of a hundred products by the device's clock and by the wall's, and buffers left."""
+    import time
+
+    from webgrad import tune
+    from webgrad.runtime.webgpu import open_webgpu
+
+    executor = await open_webgpu()
+    before = executor.stats().buffers
+    owner = await compile_product(np.ones((128, 128), np.float32), np.ones((128, 128), np.float32))
+    program = tune.alone(owner.ir.kernels[0])
+    session = await executor.load(program, owner.ir.plan, {})
+    upload = np.zeros(program.upload_bytes, np.uint8)
+    await session.run("1 times", upload, ("end",))
+    found = {}
+    for calls in (0, 1, 64):
+        start = time.perf_counter()
+        device = await session.timed(f"{calls} times", upload)
+        found[calls] = device, time.perf_counter() - start
+    session.destroy(), owner.destroy()
+    return session.has_clock, found, executor.stats().buffers - before
+
+
+def test_the_device_tells_how_long_it_was_busy(page_py):
+    has_clock, found, left = page_py(both_clocks, uses=[compile_product])
+    assert has_clock, "this browser grants timestamp-query"
+    assert found[0][0] == 0
+    assert all(device <= wall for device, wall in found.values())
+    assert found[64][0] > 4 * found[1][0]
+    assert left <= 1  # an idle staging buffer
+
+
 async def open_device():
     """The executor lives as long as the page."""
     from webgrad.runtime.webgpu import open_webgpu

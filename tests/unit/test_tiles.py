@@ -224,6 +224,19 @@ async def test_tiled_products_of_odd_sizes(native, monkeypatch, tiles, m, k, n, 
     program.destroy()
 
 
+@pytest.mark.parametrize("tiles", [*(r.tiles for r in strategy.HARDWARE), *strategy.MORE_TILES], ids=str)
+async def test_every_tiling_that_may_be_chosen_is_right(native, monkeypatch, tiles):
+    tiled(monkeypatch, tiles)
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(shape).astype(np.float32) for shape in ((130, 70), (70, 131)))
+    parts = build_forward(Empty, lambda model, x, y: wg.relu(x @ y), {"x": x, "y": y}, None, 0, HARDWARE)
+    assert products(parts.ir)[0].strategy == tiles
+    program = await create_forward_runtime(parts, native)
+    expected = np.maximum(x.astype(float) @ y, 0)
+    np.testing.assert_allclose(await program.run({"x": x, "y": y}), expected, rtol=1e-4, atol=1e-4)
+    program.destroy()
+
+
 @pytest.mark.parametrize("tiles", [WIDE, SLICED], ids=str)
 async def test_nan_beyond_the_edge_stays_outside(native, monkeypatch, tiles):
     """What lies beside an operand in its buffer is NaN; what is clamped or padded must not mix it in."""

@@ -158,6 +158,47 @@ async def test_fast_kernels_are_repeated_until_the_clock_can_tell(clock):
     assert clock.now - start < 0.5
 
 
+class ClockedSession(FakeSession):
+    """A device that tells its own time, beside slow and unsteady transfers."""
+
+    has_clock, ticks, wobble = True, True, 0
+
+    async def timed(self, entry, upload):
+        self.owner.timed += 1
+        ClockedSession.wobble = (ClockedSession.wobble * 5 + 3) % 16
+        self.owner.clock.now += 0.1 * ClockedSession.wobble / 16
+        seconds = len(self.program.entries[entry]) * self.owner.seconds(self.program.modules[0])
+        return round(seconds, 4) if self.ticks else 0.0
+
+
+class ClockedExecutor(FakeExecutor):
+    """Whose sessions are clocked."""
+
+    timed = 0
+
+    async def load(self, program, plan, externals):
+        await super().load(program, plan, externals)
+        return self.session(self, program)
+
+    session = ClockedSession
+
+
+async def test_the_devices_own_clock_is_used_where_it_has_one(clock, monkeypatch):
+    monkeypatch.setitem(tune.BUDGET, "hardware", 100)
+    executor = ClockedExecutor(clock, lambda text: 4e-5 if tiled_in(text) else 3.5e-5)
+    assert isinstance(products(await tune.tuned(product(), executor))[0].strategy, Registers)
+    assert executor.timed > len(executor.loaded)
+
+
+@pytest.mark.parametrize("attribute", ["has_clock", "ticks"])
+async def test_a_clock_that_is_missing_or_stands_still_is_not_trusted(clock, monkeypatch, attribute):
+    monkeypatch.setitem(tune.BUDGET, "hardware", 100)
+    executor = ClockedExecutor(clock, lambda text: 4e-3 if tiled_in(text) else 3e-3)
+    executor.session = type("Session", (ClockedSession,), {attribute: False})
+    assert isinstance(products(await tune.tuned(product(), executor))[0].strategy, Registers)
+    assert bool(executor.timed) == (attribute == "ticks")
+
+
 async def test_equal_products_are_timed_once(clock):
     executor = FakeExecutor(clock, lambda text: 1e-3 if tiled_in(text) else 1e-4)
     ir = await tune.tuned(product(128, 128, 128, layers=5), executor)

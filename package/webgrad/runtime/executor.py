@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,18 @@ class Session(Protocol):
 
     def destroy(self) -> None:
         """Free the session's own buffers; externals stay. Idempotent."""
+
+
+@runtime_checkable
+class Clocked(Protocol):
+    """A session whose device may have a clock of its own; executors without one need not know of it."""
+
+    has_clock: bool
+
+    def timed(self, entry: str, upload: Bytes) -> Awaitable[float]:
+        """As `Session.run` without reads: the seconds that the device was busy with ``entry``, whatever the
+        transfers took. Browsers round to 0.1 ms.
+        """
 
 
 class Executor(Protocol):

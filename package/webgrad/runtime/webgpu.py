@@ -192,7 +192,8 @@ class WebGPUExecutor:
         reply = (await self._bridge.create(program.to_json(), blobs, keys)).to_py()
         if not reply["ok"]:
             raise error_from(reply, program)
-        return WebGPUSession(self._bridge, reply["id"], program)
+        has_clock = "timestamp-query" in self.target.features
+        return WebGPUSession(self._bridge, reply["id"], program, has_clock)
 
     def stats(self) -> Stats:
         return Stats(**self._bridge.stats().to_py())
@@ -202,24 +203,41 @@ class WebGPUExecutor:
 
 
 class WebGPUSession:
-    """A program on the device; see `webgrad.runtime.executor.Session`."""
+    """A program on the device; see `webgrad.runtime.executor.Session` and `Clocked`."""
 
-    def __init__(self, bridge: Any, handle: int, program: Program) -> None:
+    def __init__(self, bridge: Any, handle: int, program: Program, has_clock: bool = False) -> None:
         self._bridge = bridge
+        self.has_clock, self._clock = has_clock, -1
         self._run = bridge.run
         self._handle: int | None = handle
         self._program = program
         self._readsets: dict[tuple[str, ...], tuple[int, Callable[[Any], dict[str, Bytes]]]] = {}
 
     def run(self, entry: str, upload: Bytes, reads: tuple[str, ...]) -> Awaitable[dict[str, Bytes]]:
+        readset, split = self._readsets.get(reads) or self._register(reads)
+        return self._queue(entry, upload, readset, split)
+
+    def _queue(
+        self, entry: str, upload: Bytes, readset: int, convert: Callable[[Any], Value]
+    ) -> Awaitable[Value]:
+        """Queue a call; ``convert`` makes its result of the bytes read."""
         if self._handle is None:
             raise InputError("this program was destroyed: compile it again")
         if not (upload.flags.c_contiguous and upload.nbytes == self._program.upload_bytes):
             raise InputError(
                 f"the upload must be {self._program.upload_bytes} contiguous bytes, found {upload.nbytes}"
             )
-        readset, split = self._readsets.get(reads) or self._register(reads)
-        return Pending(self._run(self._handle, entry, address(upload), upload.nbytes, readset), split)
+        return Pending(self._run(self._handle, entry, address(upload), upload.nbytes, readset), convert)
+
+    def timed(self, entry: str, upload: Bytes) -> Awaitable[float]:
+        if self._clock < 0:
+            self._clock = self._bridge.clock(self._handle)
+
+        def seconds(data: Any) -> float:
+            begin, end = copy_of(data, 16).view(np.uint64).tolist()
+            return max(end - begin, 0) / 1e9
+
+        return self._queue(entry, upload, self._clock, seconds)
 
     def _register(self, reads: tuple[str, ...]) -> tuple[int, Callable[[Any], dict[str, Bytes]]]:
         """The bridge's number for these ranges, and what cuts its bytes into them."""
