@@ -117,6 +117,14 @@ def test_products_of_few_results_and_many_terms_are_split():
     assert c.batch == 16 and c.k == 256
 
 
+def test_products_of_few_tiles_and_very_many_terms_are_split_on_hardware():
+    shapes = (64, 50_000), (50_000, 64)
+    (tiled,), (plain,) = (products(matmul_parts(*shapes, t).ir) for t in (HARDWARE, Target()))
+    assert tiled.batch == 16 and plain.batch == 1
+    (short,) = products(matmul_parts((64, 1024), (1024, 64)).ir)
+    assert short.batch == 1
+
+
 # --- the text ---------------------------------------------------------------------------------------
 
 
@@ -131,6 +139,7 @@ def test_aligned_operands_are_loaded_as_vec4s_without_guards(monkeypatch):
     text = text_of((64, 64), (64, 64))
     assert "t0: array<vec4<f32>, 1024>" in text and "t1: array<vec4<f32>, 1024>" in text
     assert "min(" not in text and "select(" not in text and "break" not in text
+    assert "t2: array<vec4<f32>, 1024>" in text, "and so are the results stored"
 
 
 def test_guards_are_only_where_the_edge_is_ragged(monkeypatch):

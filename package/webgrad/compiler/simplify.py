@@ -365,7 +365,7 @@ def _split_k(rw: Rewriter, op: Op, inputs: tuple[Any, ...], attrs: Mapping[str, 
     """Tall-skinny products (weight gradients) as a batch of shorter ones, then a sum."""
     node = Node(0, op, inputs, attrs, *op.infer(inputs, attrs))
     form = op.form(node)  # type: ignore[attr-defined]
-    wanted = split_parts(form.batch, form.m, form.n, numel(form.k))
+    wanted = split_parts(form.batch, form.m, form.n, numel(form.k), rw.target)
     if wanted < 2:
         return None
     a, b = inputs

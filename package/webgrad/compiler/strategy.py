@@ -93,14 +93,20 @@ def _fills(t: Tiles, c: Contraction) -> bool:
     return t.blocks(c) * t.m * t.n < 4 * c.batch * c.m * c.n and t.k < 2 * c.k
 
 
-#: products of fewer 8x8 blocks than this are split along k, into parts of at least so many terms
-SPLIT_BLOCKS, SPLIT_TERMS = 64, 256
+#: products of fewer blocks than this are split along k; the side of a block and the least terms of a part:
+#: for a thread's block, and for a workgroup's
+SPLIT_BLOCKS, SPLIT_THREADS, SPLIT_GROUPS = 64, (8, 256), (32, 1024)
 
 
-def split_parts(batch: int, m: int, n: int, k: int) -> int:
+def split_parts(batch: int, m: int, n: int, k: int, target: Target) -> int:
     """Into how many products of fewer terms to split one with very few results (1: not at all)."""
-    blocks = batch * -(-m // 8) * -(-n // 8)
-    return max(1, min(SPLIT_BLOCKS // max(blocks, 1), k // SPLIT_TERMS))
+    parts = 1
+    for side, terms in (
+        (SPLIT_THREADS, SPLIT_GROUPS) if target.adapter_class == "hardware" else (SPLIT_THREADS,)
+    ):
+        blocks = batch * -(-m // side) * -(-n // side)
+        parts = max(parts, min(SPLIT_BLOCKS // max(blocks, 1), k // terms))
+    return parts
 
 
 #: terms of a row from which a reduction with few rows is split, and in any case

@@ -55,9 +55,13 @@ class Edge:
         """Threads along the edge: so far apart are a thread's fours."""
         return self.lines // self.each
 
-    def line(self, four: str, lane: str) -> str:
-        """The number of a line that the thread computes."""
-        return f"({self.tile} * {self.fours} + {self.thread} + {four}) * 4 + {lane}"
+    def four(self, offset: str) -> str:
+        """The number of a four of lines that the thread computes."""
+        return f"{self.tile} * {self.fours} + {self.thread} + {offset}"
+
+    def line(self, offset: str, lane: str) -> str:
+        """The number of one of its lines."""
+        return f"({self.four(offset)}) * 4 + {lane}"
 
 
 def emit_tiles(w: KernelWriter, c: Contraction, t: Tiles) -> tuple[str, Grid]:
@@ -236,24 +240,63 @@ def _gather(w: KernelWriter, t: Tiles, names: list[str]) -> str:
 
 def _epilogue(w: KernelWriter, rows: Edge, cols: Edge, acc: list[str]) -> None:
     """Finish and store each element: always the first four sums, then the next ones become the first. An
-    array in place of this would lie in memory.
+    array in place of this would lie in memory. Four results that lie side by side are stored at once.
     """
     groups = cols.each // 4
-    w.open(f"for (var e = 0; e < {len(acc)}; e++)", "m")
+    fours = _fours_to_store(w, cols)
+    w.open(f"for (var e = 0; e < {len(acc)}; e++)", "m", "n4")
     row = f"e / {groups}" if groups > 1 else "e"
     w.line(f"let m = {rows.line(f'{row} / 4 * {rows.apart}', f'{row} % 4')};")
     if rows.total % rows.lines:
         w.line(f"if (m >= {rows.total}) {{ break; }}")
+    w.line(f"let n4 = {cols.four(f'e % {groups} * {cols.apart}' if groups > 1 else '0')};")
+    for number in range(len(fours)):
+        w.line(f"var four{number}: vec4<f32>;")
     w.open("for (var j = 0; j < 4; j++)", "n", "total0")
-    w.line(f"let n = {cols.line(f'e % {groups} * {cols.apart}' if groups > 1 else '0', 'j')};")
+    w.line("let n = n4 * 4 + j;")
     if cols.total % cols.lines:
         w.line(f"if (n >= {cols.total}) {{ break; }}")
     w.line(f"let total0 = {acc[0]}[j];")
-    w.finish_element()
+    if fours:
+        for number, (store, _) in enumerate(fours):
+            w.line(f"four{number}[j] = {w.text(store.value)};")
+    else:
+        w.finish_element()
     w.close()
+    if fours:
+        w.open(f"if (n4 < {cols.total // 4})" if cols.total % cols.lines else "")
+        for number, (store, index) in enumerate(fours):
+            slot = w.slot(store.node, vector=True, write=True)
+            w.line(f"{slot.name}[{w.text(index)}] = four{number};")
+        w.close()
     for here, after in pairwise(acc):
         w.line(f"{here} = {after};")
     w.close()
+
+
+def _fours_to_store(w: KernelWriter, cols: Edge) -> list[tuple[Store, Expr]]:
+    """The stores of elements with their vec4 indices, if for each of them the four columns 4 · n4 … are one
+    vec4 of a buffer that the kernel does not read; else nothing.
+    """
+    ix, found = w.ix, []
+    read = {w.plan.where(node)[0] for node in w.kernel.loads}
+    n, first = ix.var("n", cols.total), ix.mul(ix.var("n4", -(-cols.total // 4)), 4)
+    for store in (s for s in w.kernel.stores if s.side is None):
+        buffer, offset = w.plan.where(store.node)
+        at = [ix.substitute(store.index, {n: ix.add(first, ix.const(j))}) for j in range(4)]
+        terms, constant = ix.terms(at[0])
+        if (
+            cols.total % 4
+            or store.node.dtype != "f32"
+            or buffer in read
+            or offset % 16
+            or "i" in store.index.free | store.value.free
+            or any(ix.add(at[0], ix.const(j)) is not e for j, e in enumerate(at))
+            or any(v % 4 for v in (*terms.values(), constant))
+        ):
+            return []
+        found.append((store, ix.div(at[0], 4)))
+    return found
 
 
 def _store_sums(w: KernelWriter, stores: list[Store], edge: Edge, other: Edge) -> None:
