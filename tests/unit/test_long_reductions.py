@@ -8,7 +8,7 @@ import pytest
 import webgrad as wg
 from tests.unit.helpers import Empty
 from tests.unit.invariants import check_program
-from tests.unit.native import open_native
+from tests.unit.native import native
 from webgrad.compile import build_forward, create_forward_runtime
 from webgrad.compiler.kernels import Rows
 from webgrad.compiler.target import Target
@@ -143,7 +143,6 @@ async def test_what_fills_the_last_part_changes_nothing(length, kind):
 
 @pytest.mark.parametrize("kind", TARGETS)
 async def test_long_reductions_on_the_adapter(kind):
-    executor, x = open_native(TARGETS[kind]), signs(2, 100_003)
+    executor, x = native(kind), signs(2, 100_003)
     check_four(await results(parts_of(lambda x: four(x), executor.target, x=x.shape), executor, x=x), x)
     check_specials(*await special_results(executor, 20_011))
-    executor.close()

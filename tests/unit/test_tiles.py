@@ -11,7 +11,7 @@ import webgrad as wg
 from tests import programs
 from tests.unit.helpers import Empty
 from tests.unit.invariants import check_program
-from tests.unit.native import open_native
+from tests.unit.native import native as native_executor
 from tests.unit.test_programs import assert_close
 from webgrad.compile import build_forward, build_training, create_forward_runtime
 from webgrad.compiler import strategy
@@ -176,9 +176,7 @@ def test_workgroup_memory_is_what_the_tiling_says(monkeypatch):
 @pytest.fixture(scope="module")
 def native():
     """This machine's own adapter with the kernels of hardware adapters."""
-    executor = open_native(HARDWARE)
-    yield executor
-    executor.close()
+    return native_executor("hardware")
 
 
 PRODUCTS = [
