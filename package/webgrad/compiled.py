@@ -246,6 +246,8 @@ class CompiledModule(Compiled):
     def __init__(self, parts: TrainParts, executor: Executor) -> None:
         super().__init__(parts, executor)
         self.optimizer = parts.optimizer
+        if parts.optimizer is not None:
+            self._grouping = parts.optimizer.grouping(parts.ir.graph.params)
         #: applied optimizer updates so far
         self.t = 0
 
@@ -279,7 +281,7 @@ class CompiledModule(Compiled):
         t = self.t + 1
         scalars: dict[str, float] = {"seed": self._seed, "rng_step": self._runs & 0xFFFFFFFF}
         if self.optimizer is not None:
-            scalars |= self.optimizer.scalars(t)
+            scalars |= self.optimizer.per_step(t, self._grouping)
         self._pack(inputs, scalars)
         waiting = session.run("step", self._upload, reads)
         self.t, self._runs = t, self._runs + 1
@@ -348,6 +350,12 @@ class CompiledModule(Compiled):
             raise CheckpointError(
                 f"the checkpoint has optimizer state {sorted(state['optimizer'])}, this program's optimizer "
                 f"keeps {sorted(self._slots())}: compile with the optimizer that saved it"
+            )
+        kept = self.optimizer.hyper() if self.optimizer is not None else {}
+        if set(state["hyper"]) != set(kept):
+            raise CheckpointError(
+                f"the checkpoint has hyperparameters {sorted(state['hyper'])}, this program's optimizer "
+                f"{sorted(kept)}: compile with the optimizer that saved it"
             )
         optimizer = self.optimizer.set(**state["hyper"]) if self.optimizer is not None else None
         writes = self._fitting("parameter", state["params"], str)

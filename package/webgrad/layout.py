@@ -12,6 +12,8 @@ from webgrad.ir import ITEM_BYTES, ArenaRange, Layout, Node
 
 #: WebGPU's alignment of binding offsets, in bytes
 ALIGN = 256
+#: arenas are a multiple of this, so that a kernel may cut one into rows of 256 elements
+ARENA_UNIT = 1024
 
 
 def round_up(n: int, unit: int) -> int:
@@ -19,28 +21,34 @@ def round_up(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
 
-def make_layout(params: Mapping[str, Node], max_arena_bytes: int, prefix: str = "") -> Layout:
+def make_layout(
+    params: Mapping[str, Node], max_arena_bytes: int, prefix: str = "", order: Mapping[str, int] | None = None
+) -> Layout:
     """Lay parameters side by side in arenas named ``{prefix}param/{dtype}/{number}``.
 
-    Ranges start at 256-byte boundaries; the padding stays zero. A new arena begins where one would
-    outgrow ``max_arena_bytes`` (the adapter's binding limit). Raises `OutOfMemoryError` for a parameter that
-    no binding can hold.
+    Ranges start at 256-byte boundaries, arenas are a multiple of 1 KiB; the padding stays zero. A new arena
+    begins where one would outgrow ``max_arena_bytes`` (the adapter's binding limit). Parameters with equal
+    numbers in ``order`` lie together, in the order of the numbers. Raises `OutOfMemoryError` for a parameter
+    that no binding can hold.
     """
     arenas: dict[str, int] = {}
     ranges: dict[str, ArenaRange] = {}
     shard: dict[str, int] = {}
-    for name, node in params.items():
+    limit = max_arena_bytes - max_arena_bytes % ARENA_UNIT
+    for name in sorted(params, key=lambda n: order.get(n, 0) if order else 0):
+        node = params[name]
         need = max(round_up(node.nbytes, ALIGN), ALIGN)
-        if need > max_arena_bytes:
+        if need > limit:
             raise OutOfMemoryError(
                 f"parameter {name!r} of shape {node.shape} takes {node.nbytes:,} bytes; the adapter binds at "
                 f"most {max_arena_bytes:,} at once: split it into smaller parameters"
             )
         arena = f"{prefix}param/{node.dtype}/{shard.setdefault(node.dtype, 0)}"
-        if arenas.get(arena, 0) * ITEM_BYTES + need > max_arena_bytes:
+        if arenas.get(arena, 0) * ITEM_BYTES + need > limit:
             shard[node.dtype] += 1
             arena = f"{prefix}param/{node.dtype}/{shard[node.dtype]}"
         offset = arenas.get(arena, 0)
         ranges[name] = ArenaRange(arena, offset, node.shape, node.dtype)
         arenas[arena] = offset + need // ITEM_BYTES
-    return Layout(arenas, ranges)
+    whole = {name: round_up(size, ARENA_UNIT // ITEM_BYTES) for name, size in arenas.items()}
+    return Layout(whole, {name: ranges[name] for name in params})

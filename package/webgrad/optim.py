@@ -5,6 +5,13 @@ are packed into an arena of the parameters' layout, the rule is elementwise over
 `Graph.updates` commits parameters and state in place. Per-step factors (bias corrections) are computed
 here in float64 and uploaded as f32 scalars, so every hyperparameter may change between steps.
 
+Every optimizer also takes, by keyword,
+
+- ``clip_norm``: gradients are clipped to this global norm before the rule, as torch's ``clip_grad_norm_``:
+  ``g ← g · min(1, clip_norm / (‖g‖₂ + 1e-6))``, with the norm over the gradients of all parameters. Where a
+  gradient is infinite, so is the norm: finite gradients become 0 and infinite ones NaN. A NaN makes all NaN.
+- ``groups``: `Group`s of parameters whose ``lr`` and ``weight_decay`` are multiplied by factors.
+
 ``t`` counts applied updates, from 1.
 """
 
@@ -12,17 +19,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from webgrad.errors import InputError
+from webgrad.groups import Group, Grouping, resolve
+from webgrad.groups import vectors as vectors
 from webgrad.ir import Graph, Layout, Node
 from webgrad.layout import make_layout
 from webgrad.ops import elementwise as ew
 from webgrad.ops import functions as fn
+from webgrad.ops import leaves
 from webgrad.ops import movement as mv
+from webgrad.ops import reduce as rd
 from webgrad.trace import scalar_input, state_input, trace_into
 
 Scalar = Callable[[str], Any]
@@ -32,8 +43,13 @@ Scalar = Callable[[str], Any]
 class Optimizer:
     """Base. Subclasses are frozen dataclasses of float hyperparameters with an ``lr``."""
 
+    clip_norm: float | None = field(default=None, kw_only=True)
+    groups: tuple[Group, ...] = field(default=(), kw_only=True)
+
     #: names of the state tensors kept per parameter
     slots: ClassVar[tuple[str, ...]] = ()
+    #: hyperparameter that groups may multiply -> the `scalars` that follow from it
+    grouped: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def update(self, p: Any, g: Any, state: Mapping[str, Any], scalar: Scalar) -> tuple[Any, dict[str, Any]]:
         """New parameter and state tensors; ``scalar(name)`` is a per-step number of `scalars`."""
@@ -45,14 +61,14 @@ class Optimizer:
 
     def hyper(self) -> dict[str, float]:
         """The hyperparameters that may change between steps."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: float(v) for name, v in values.items() if not isinstance(v, bool)}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "groups"}
+        return {n: float(v) for n, v in values.items() if v is not None and not isinstance(v, bool)}
 
     def __post_init__(self) -> None:
         name = type(self).__name__
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, bool):
+            if isinstance(value, bool) or f.name == "groups" or (f.name == "clip_norm" and value is None):
                 continue
             if not isinstance(value, int | float | np.number) or not math.isfinite(value) or value < 0:
                 raise InputError(
@@ -60,6 +76,34 @@ class Optimizer:
                 )
             if f.name in ("b1", "b2") and value >= 1:
                 raise InputError(f"{name}: {f.name} must be below 1, found {value!r}")
+            if f.name == "clip_norm" and value == 0:
+                raise InputError(f"{name}: clip_norm must be positive, found 0: give None to clip nothing")
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        name = type(self).__name__
+        groups = (self.groups,) if isinstance(self.groups, Group) else self.groups
+        if not isinstance(groups, tuple | list) or not all(isinstance(g, Group) for g in groups):
+            raise InputError(f"{name}: groups must be webgrad.optim.Group values, found {self.groups!r}")
+        object.__setattr__(self, "groups", tuple(groups))
+        for group in groups:
+            if group.weight_decay != 1 and "weight_decay" not in self.grouped:
+                raise InputError(f"{name} has no weight_decay for {group} to multiply: AdamW and SGD have")
+
+    def grouping(self, params: Mapping[str, Node]) -> Grouping:
+        """Factors of the parameters that train. Raises `InputError` for a group that matches none."""
+        return resolve(self.groups, {n: p.shape for n, p in params.items() if p.dtype == "f32"})
+
+    def per_step(self, t: int, grouping: Grouping) -> dict[str, float]:
+        """All per-step numbers at step ``t`` (from 1): those of the first factors by name, those of the k-th
+        as ``name/k``, and ``clip_norm``.
+        """
+        found = {} if self.clip_norm is None else {"clip_norm": self.clip_norm}
+        for number, factors in enumerate(grouping.factors):
+            own = {h: getattr(self, h) * getattr(factors, h) for h in self.grouped}
+            values = replace(self, **own).scalars(t)
+            found |= {_numbered(name, number): value for name, value in values.items()}
+        return found
 
     def set(self, **hyper: float) -> Optimizer:
         """A copy with other hyperparameters. Raises `InputError` for an unknown name, a value that is no
@@ -72,6 +116,10 @@ class Optimizer:
             if isinstance(value, bool) or not isinstance(value, int | float | np.number):
                 raise InputError(f"{name} must be a number, found {value!r}")
         return replace(self, **{name: float(value) for name, value in hyper.items()})
+
+
+def _numbered(name: str, number: int) -> str:
+    return f"{name}/{number}" if number else name
 
 
 @dataclass(frozen=True)
@@ -88,6 +136,10 @@ class SGD(Optimizer):
     nesterov: bool = False
 
     slots = ("velocity",)
+    grouped: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "lr": ("lr",),
+        "weight_decay": ("weight_decay",),
+    }
 
     def update(self, p: Any, g: Any, state: Mapping[str, Any], scalar: Scalar) -> tuple[Any, dict[str, Any]]:
         """See the class."""
@@ -115,6 +167,7 @@ class Adam(Optimizer):
     eps: float = 1e-8
 
     slots = ("m", "v")
+    grouped: ClassVar[Mapping[str, tuple[str, ...]]] = {"lr": ("lrt",)}
 
     def update(self, p: Any, g: Any, state: Mapping[str, Any], scalar: Scalar) -> tuple[Any, dict[str, Any]]:
         """See the class."""
@@ -148,6 +201,11 @@ class AdamW(Adam):
 
     weight_decay: float = 1e-2
 
+    grouped: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "lr": ("lrt", "decay"),
+        "weight_decay": ("decay",),
+    }
+
     def decayed(self, p: Any, scalar: Scalar) -> Any:
         """p·(1 − lr·weight_decay)."""
         return ew.mul(p, scalar("decay"))
@@ -176,27 +234,81 @@ def append_optimizer(
     """Pack ``grads`` into arenas and append ``optimizer``'s update of every parameter.
 
     Fills ``graph.layout`` and ``graph.updates``; returns the layout. Without an optimizer the gradients are
-    only stored.
+    only stored. Raises `InputError` for a group that matches no parameter.
     """
-    graph.layout = layout = make_layout(graph.params, max_arena_bytes)
+    grouping = optimizer.grouping(graph.params) if optimizer is not None else resolve((), {})
+    graph.layout = layout = make_layout(graph.params, max_arena_bytes, order=grouping.member)
 
     def build() -> None:
+        packed: dict[str, Any] = {}
         for arena, size in layout.arenas.items():
             names = [n for n, r in layout.ranges.items() if r.arena == arena]
             if layout.ranges[names[0]].dtype != "f32":
                 continue  # integer parameters do not train
             offsets = tuple(layout.ranges[n].offset for n in names)
-            packed = mv.pack(*[grads[n] for n in names], size=size, offsets=offsets, dtype="f32")
-            graph.updates.append((state_input(grad_arena(arena), (size,)), packed))
-            if optimizer is None:
-                continue
-            p = state_input(arena, (size,))
-            state = {slot: state_input(slot_arena(slot, arena), (size,)) for slot in optimizer.slots}
-            new, slots = optimizer.update(p, packed, state, scalar_input)
+            packed[arena] = mv.pack(*[grads[n] for n in names], size=size, offsets=offsets, dtype="f32")
+            graph.updates.append((state_input(grad_arena(arena), (size,)), packed[arena]))
+        if optimizer is None:
+            return
+        used = packed if optimizer.clip_norm is None else _clipped(packed)
+        for arena, g in used.items():
+            p = state_input(arena, g.shape)
+            state = {slot: state_input(slot_arena(slot, arena), g.shape) for slot in optimizer.slots}
+            new, slots = optimizer.update(p, g, state, _Scalars(optimizer, grouping, layout, arena))
             graph.updates += [*((state[s], slots[s]) for s in optimizer.slots), (p, new)]
 
     trace_into(graph, build)
     return layout
+
+
+#: partial sums of squares of an arena: few enough to be summed again by every row of the update
+_FEW, _MANY = 64, 256
+
+
+def _clipped(grads: Mapping[str, Any]) -> dict[str, Any]:
+    """The gradients times ``min(1, clip_norm / (norm + 1e-6))``, over all arenas.
+
+    One kernel makes partial sums of squares. The update's kernel, in rows as long as there are partial sums,
+    sums them in every row: that costs one load an element, and no kernel.
+    """
+    parts = _FEW if max(g.size for g in grads.values()) <= _FEW * 1024 else _MANY
+    total: Any = None
+    for g in grads.values():
+        rows = mv.reshape(g, shape=(parts, g.size // parts))
+        squares = rd.reduce_sum(ew.mul(rows, rows), axes=(1,))
+        total = squares if total is None else ew.add(total, squares)
+    found = {}
+    for arena, g in grads.items():
+        rows = mv.reshape(g, shape=(g.size // parts, parts))
+        whole = mv.broadcast(mv.reshape(total, shape=(1, parts)), shape=rows.shape)
+        norm = fn.sqrt_(rd.reduce_sum(whole, axes=(1,)))
+        scale = ew.minimum_(ew.div(scalar_input("clip_norm"), ew.add(norm, 1e-6)), 1.0)
+        scale = mv.broadcast(mv.reshape(scale, shape=(*norm.shape, 1)), shape=rows.shape)
+        found[arena] = mv.reshape(ew.mul(rows, scale), shape=g.shape)
+    return found
+
+
+class _Scalars:
+    """The per-step numbers of an arena, by name: rank 0, or one for each element where groups differ."""
+
+    def __init__(self, optimizer: Optimizer, grouping: Grouping, layout: Layout, arena: str) -> None:
+        here = sorted((r.offset, grouping.member[n]) for n, r in layout.ranges.items() if r.arena == arena)
+        #: (first element, number of the factors), where the number changes
+        self.runs = [run for i, run in enumerate(here) if i == 0 or run[1] != here[i - 1][1]]
+        self.size = layout.arenas[arena]
+        differ = [h for h in optimizer.grouped if len({getattr(f, h) for f in grouping.factors}) > 1]
+        self.varying = {name for h in differ for name in optimizer.grouped[h]}
+
+    def __call__(self, name: str) -> Any:
+        """The number, chosen by the element's index."""
+        (_, first), *rest = self.runs
+        value = scalar_input(_numbered(name, first if name in self.varying else 0))
+        if name not in self.varying or not rest:
+            return value
+        index = leaves.iota(shape=(self.size,), axis=0)
+        for start, number in rest:
+            value = ew.where(ew.lt(index, start), value, scalar_input(_numbered(name, number)))
+        return value
 
 
 def append_adam(graph: Graph, grads: Mapping[str, Node], **hyper: float) -> Layout:

@@ -8,6 +8,7 @@ value. Members of the group meet each other at the kernel's own coordinates, in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -216,9 +217,13 @@ def _elementwise(low: Lowering, members: Sequence[Node], index: Expr, written: s
 
 
 def lower_rows(
-    members: Sequence[Node], domain: Domain, stored: set[Node], written: set[Node]
+    members: Sequence[Node], domain: Domain, stored: set[Node], written: set[Node], in_place: set[Node]
 ) -> ScheduledKernel:
-    """Reductions over the rows of a domain, and what is computed per row or per element from them."""
+    """Reductions over the rows of a domain, and what is computed per row or per element from them.
+
+    Values ``in_place`` overwrite a leaf element by element: they are stored in the last loop, because earlier
+    ones may read the leaf.
+    """
     low = Lowering(domain.ix, stored)
     reductions: list[Reduction] = []
     stores: list[Store] = []
@@ -239,6 +244,8 @@ def lower_rows(
         low.define(node, value, index)
         if node in written:
             stores.append(Store(node, index, value, _stage(value, stage_of) if inner else None))
+    last = max([*(r.stage for r in reductions), *(s.stage or 0 for s in stores)])
+    stores = [replace(s, stage=last) if s.stage is not None and s.node in in_place else s for s in stores]
     body = Rows(domain.rows, domain.length, tuple(reductions))
     return _checked(_kernel("row", low, members, domain.row, stores, body, stored), members)
 

@@ -55,7 +55,7 @@ class Group:
     domain: Domain | None = None
     members: list[Node] = field(default_factory=list)
     sums: dict[Node, Side] = field(default_factory=dict)
-    #: leaves and nodes of other groups that it loads: only at its own flat index, or elsewhere too
+    #: leaves and nodes of other groups that it loads: only at its own element, or elsewhere too
     linear: set[Node] = field(default_factory=set)
     scattered: set[Node] = field(default_factory=set)
     deps: set[int] = field(default_factory=set)
@@ -349,11 +349,13 @@ class Scheduler:
 
     def join(self, group: Group, node: Node, found: dict[Node, set[Expr]]) -> None:
         """Compute ``node`` in ``group``."""
-        own = self.ix.var("i", node.size)
+        domain = group.domain
+        own = domain.full if domain else self.ix.var("i", node.size)
+        size = domain.size if domain else node.size
         for source, indices in found.items():
             if self.home.get(source) is group:
                 continue
-            flat = group.domain is None and indices == {own} and source.size == node.size
+            flat = indices == {own} and source.size == size
             (group.linear if flat else group.scattered).add(source)
         group.depth[node] = self.depth_in(group, node, found)
         group.members.append(node)
@@ -404,7 +406,7 @@ class Scheduler:
         for group in writers:
             if same & group.scattered or (same - {leaf}) & group.linear:
                 return False
-            if leaf in group.linear and (group.domain is not None or group.size != leaf.size):
+            if leaf in group.linear and not group.size == leaf.size == value.size:
                 return False
         before = [g for g in readers if g not in writers]
         if any(self.depends(reader.number, writer.number) for reader in before for writer in writers):
@@ -475,16 +477,19 @@ def schedule(graph: Graph, target: Target = DEFAULT) -> Schedule:
         state.group()
     state.commit()
     written = state.written()
-    kernels = [_lowered(g, state.stored, written, target) for g in state.order() if g.members[0].size]
+    in_place = {value for value, (leaf, _) in state.placed.items() if leaf.op.family == "leaf"}
+    kernels = [_lowered(g, state.stored, written, in_place, target) for g in state.order() if g.members[0].size]
     return Schedule(small, target, kernels, state.placed)
 
 
-def _lowered(group: Group, stored: set[Node], written: set[Node], target: Target) -> ScheduledKernel:
+def _lowered(
+    group: Group, stored: set[Node], written: set[Node], in_place: set[Node], target: Target
+) -> ScheduledKernel:
     if group.heavy is not None:
         kernel = lower_contract(group.heavy, group.members, group.sums, stored, written)
         assert isinstance(kernel.body, Contraction)
         kernel.body = replace(kernel.body, strategy=choose(kernel.ix, kernel.body, target))
         return kernel
     if group.domain is not None:
-        return lower_rows(group.members, group.domain, stored, written)
+        return lower_rows(group.members, group.domain, stored, written, in_place)
     return lower_map(group.members, stored, written)

@@ -171,14 +171,17 @@ def _workgroup(w: KernelWriter, body: Rows) -> tuple[str, Grid]:
             parts = zip(_state(reduction, "shared_"), _types(reduction), strict=False)
             shared += [f"var<workgroup> {name}: array<{kind}, {lanes}>;" for name, kind in parts]
             _finish(w, reduction)
-    w.open("if (lane == 0)")
-    w.stores(_per_row(w))
-    w.close()
+    if _per_row(w):
+        w.open("if (lane == 0)")
+        w.stores(_per_row(w))
+        w.close()
     flat = "wid.x" if grid[1] == 1 else f"wid.x + wid.y * {grid[0]}u"
+    more = [f"  if (i >= {body.rows}) {{ return; }}"] if grid[0] * grid[1] > body.rows else []
     main = [
         f"@compute @workgroup_size({lanes})",
         "fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) local: u32) {",
-        f"  let i = min(i32({flat}), {body.rows - 1});",
+        f"  let i = i32({flat});",
+        *more,
         "  let lane = i32(local);",
         *["  " + text for text in w.blocks[0].lines],
         "}",
