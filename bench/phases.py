@@ -24,7 +24,6 @@ from bench.yardstick import BLOCKS
 
 TOLERANCE = 1e-3  # how far first losses may lie apart
 SECOND_TOLERANCE = 1e-2  # and second ones, which come after an update, whose small terms round differently
-OTHER_OPTIMIZER = ("W6",)  # where webgrad's optimizer lacks what the definition asks for
 PRODUCT_TOLERANCE = 1e-3  # error of a product's element
 SLOW_PRODUCT = 2000.0  # ms; a system this slow gets one round
 
@@ -55,10 +54,10 @@ def turns(systems: Sequence[str], number: int) -> list[str]:
     return order[::-1] if number % 2 else order
 
 
-def disagreement(name: str, losses: dict[str, list[float]]) -> str | None:
+def disagreement(losses: dict[str, list[float]]) -> str | None:
     """What is wrong with a workload's first two losses by system, or None."""
     checks = [("first", 0, TOLERANCE), ("second", 1, SECOND_TOLERANCE)]
-    for which, at, tolerance in checks[:1] if name in OTHER_OPTIMIZER else checks:
+    for which, at, tolerance in checks:
         found = {system: values[at] for system, values in losses.items()}
         finite = all(math.isfinite(loss) for loss in found.values())
         if not finite or max(found.values()) - min(found.values()) > tolerance:
@@ -108,7 +107,7 @@ async def _warm_workload(run: Run, page: Session, name: str, systems: list[str])
 
     losses = await each(run, f"warm {name}", systems, create)
     found: dict[str, Any] = {"losses": {s: v[:3] for s, v in losses.items()}, "systems": {}}
-    if losses and (wrong := disagreement(name, losses)):
+    if losses and (wrong := disagreement(losses)):
         run.problem(f"warm {name}: {wrong}; not timed")
     else:
         times: dict[str, list[dict[str, Any]]] = {system: [] for system in losses}

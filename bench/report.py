@@ -20,11 +20,6 @@ PRODUCT_GOALS = {"256³": 0.5, "512³": 0.9, "1024³": 0.9, "8×128×64×128": 0
 #: milliseconds above the fastest peer that the first loss may take
 FIRST_LOSS_ALLOWANCE = {"W1": 1200.0}
 
-W6_NOTE = (
-    "W6: the peers clip the gradients to a global norm of 1 and decay matrices only; webgrad's AdamW has "
-    "neither option yet and its step does less. Only the first loss, before any update, is comparable."
-)
-
 
 @dataclass
 class Table:
@@ -198,8 +193,7 @@ def headline(results: dict[str, Any]) -> str:
 
 def notes(results: dict[str, Any]) -> list[str]:
     """What a reader must know beside the tables."""
-    ran = {*results.get("warm", {}), *results.get("cold", {})}
-    return [*([W6_NOTE] if "W6" in ran else []), *(f"PROBLEM: {text}" for text in results["problems"])]
+    return [f"PROBLEM: {text}" for text in results["problems"]]
 
 
 def text_of(table: Table) -> str:

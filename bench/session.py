@@ -101,7 +101,7 @@ def task(name: str) -> dict[str, Any]:
     return {
         "params": _encode_all(initial_params(name)),
         "batches": [_encode_all(batch) for batch in batches(name)],
-        "optimizer": {"weight_decay": 0.0, **dataclasses.asdict(w.optimizer), "clip": w.clip},
+        "optimizer": {"weight_decay": 0.0, "clip_norm": None, **w.optimizer.hyper()},
         "heads": HEADS,
         "start": COUNTED_FROM.get(name, 0),
     }

@@ -99,7 +99,7 @@ function clipNorm(grads, clip) {
 
 /** jit((p, m, v, b1ᵗ⁻¹, b2ᵗ⁻¹, x, y) → [loss, the new p, m, v, b1ᵗ, b2ᵗ]). */
 function trainingStep(loss, task) {
-  const { lr, b1, b2, eps, weight_decay: decay, clip } = task.optimizer;
+  const { lr, b1, b2, eps, weight_decay: decay, clip_norm: clip } = task.optimizer;
   const lossAndGrads = valueAndGrad((p, x, y) => {
     const value = loss(p, x, y, task);
     for (const name in p) p[name].dispose(); // each use above was a .ref

@@ -92,7 +92,7 @@ function fixedTensors({ params, batches, heads, start }) {
 }
 
 /** Clip, decay the matrices, then Adam: TensorFlow.js has neither AdamW nor clipping of its own. */
-function clippedStep(adam, { lr, weight_decay: decay, clip }, loss, variables) {
+function clippedStep(adam, { lr, weight_decay: decay, clip_norm: clip }, loss, variables) {
   const { value, grads } = tf.variableGrads(loss, variables);
   tf.tidy(() => {
     const norm = tf.stack(Object.values(grads).map((g) => g.square().sum())).sum().sqrt();
@@ -124,7 +124,7 @@ export async function create(name, task) {
     async step(batch) {
       const [x, y] = [upload(batch.x), upload(batch.y)];
       const loss = () => LOSSES[name](p, x, y, fixed);
-      const value = optimizer.clip
+      const value = optimizer.clip_norm
         ? clippedStep(adam, optimizer, loss, variables)
         : adam.minimize(loss, true, variables);
       tf.dispose([x, y]);

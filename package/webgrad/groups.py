@@ -1,8 +1,8 @@
 """Parameter groups: factors on the learning rate and the weight decay of some parameters.
 
-A parameter's factors are the products of those of every `Group` that matches it. Parameters with equal factors
-form one *run* of the arena each, so that the factor of an element follows from its index: an update stays one
-kernel, whatever the groups.
+A parameter's factors are the products of those of every `Group` that matches it. Parameters with equal
+factors lie side by side in their arena, so that an element's factor follows from its index: an update stays
+one kernel, whatever the groups.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Group:
     factor``. They multiply whatever `CompiledModule.set` makes of the hyperparameters.
 
     ``match`` is a pattern of parameter names, as in a shell (``"*.b"``, ``"head.*"``), or a function
-    ``(name, shape) -> bool`` such as `vectors`. Raises `InputError` for a factor that is no finite number ≥ 0.
+    ``(name, shape) -> bool`` such as `vectors`. Raises `InputError` for a factor that is negative or not
+    finite.
     """
 
     match: Matcher
@@ -47,7 +48,9 @@ class Group:
         for what, factor in (("lr", self.lr), ("weight_decay", self.weight_decay)):
             number = isinstance(factor, int | float) and not isinstance(factor, bool)
             if not number or not math.isfinite(factor) or factor < 0:
-                raise InputError(f"Group: {what} must be a finite factor that is not negative, found {factor!r}")
+                raise InputError(
+                    f"Group: {what} must be a finite factor that is not negative, found {factor!r}"
+                )
 
     def matches(self, name: str, shape: Shape) -> bool:
         """Whether a parameter is in the group."""

@@ -100,7 +100,7 @@ class Optimizer:
         """
         found = {} if self.clip_norm is None else {"clip_norm": self.clip_norm}
         for number, factors in enumerate(grouping.factors):
-            own = {h: getattr(self, h) * getattr(factors, h) for h in self.grouped}
+            own: dict[str, Any] = {h: getattr(self, h) * getattr(factors, h) for h in self.grouped}
             values = replace(self, **own).scalars(t)
             found |= {_numbered(name, number): value for name, value in values.items()}
         return found
@@ -115,7 +115,8 @@ class Optimizer:
                 raise InputError(f"{type(self).__name__} has no hyperparameter {name!r} to set: it has {hot}")
             if isinstance(value, bool) or not isinstance(value, int | float | np.number):
                 raise InputError(f"{name} must be a number, found {value!r}")
-        return replace(self, **{name: float(value) for name, value in hyper.items()})
+        values: dict[str, Any] = {name: float(value) for name, value in hyper.items()}
+        return replace(self, **values)
 
 
 def _numbered(name: str, number: int) -> str:
@@ -311,6 +312,6 @@ class _Scalars:
         return value
 
 
-def append_adam(graph: Graph, grads: Mapping[str, Node], **hyper: float) -> Layout:
+def append_adam(graph: Graph, grads: Mapping[str, Node], **hyper: Any) -> Layout:
     """`append_optimizer` with `Adam(**hyper)`."""
     return append_optimizer(graph, grads, Adam(**hyper))

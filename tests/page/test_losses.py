@@ -12,6 +12,22 @@ SOURCE = Path(workloads.__file__).read_text()
 STEPS = 20
 
 
+async def in_page(source, name, adapter_class):
+    """`twenty_losses` on the page's adapter, compiled for a class of adapters."""
+    import dataclasses
+
+    from webgrad.runtime.webgpu import open_webgpu
+
+    executor = await open_webgpu()
+    own = executor.target
+    if own.adapter_class != adapter_class:
+        executor.target = dataclasses.replace(own, adapter_class=adapter_class, quads=False)
+    try:
+        return await twenty_losses(source, name, executor)
+    finally:
+        executor.target = own
+
+
 async def twenty_losses(source, name, device):
     """Losses of the workload's first steps; ``source`` is the module of the workloads."""
     import sys
@@ -31,11 +47,24 @@ async def twenty_losses(source, name, device):
     return losses
 
 
-@pytest.mark.parametrize("name", ["W1", "W2", "W4", "W3"])
-async def test_first_losses_agree_with_float64(page_py, name):
-    source = SOURCE.replace("64, 4, 2, lambda t", "64, 4, 1, lambda t")  # the transformer with one layer
-    source = source.replace('(65, 64, 2, 64) if name == "W3"', '(65, 64, 1, 64) if name == "W3"')
+#: so that the transformers have one layer
+SHALLOW = [
+    ("65, 64, 64, 4, 2, wg.gelu", "65, 64, 64, 4, 1, wg.gelu"),
+    ("12, 8, 64, 4, 3, wg.relu", "12, 8, 64, 4, 1, wg.relu"),
+    ("(65, 64, 2, 64)", "(65, 64, 1, 64)"),
+    ("(12, 8, 3, 64)", "(12, 8, 1, 64)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter_class"), [*((name, "software") for name in workloads.WORKLOADS), ("W6", "hardware")]
+)
+async def test_first_losses_agree_with_float64(page_py, name, adapter_class):
+    source = SOURCE
+    for deep, shallow in SHALLOW:
+        assert deep in source
+        source = source.replace(deep, shallow)
     expected = await twenty_losses(source, name, NumpyExecutor("graph", float64=True))
-    found = page_py(twenty_losses, source, name, "webgpu", timeout=60)
+    found = page_py(in_page, source, name, adapter_class, uses=[twenty_losses], timeout=60)
     assert len(expected) == STEPS
     np.testing.assert_allclose(found, expected, rtol=1e-4)

@@ -18,13 +18,16 @@ async def run_in_page(source, runner, name, adapter_class="software"):
     import __main__
     from webgrad.runtime.webgpu import open_webgpu
 
-    executor = await open_webgpu()
-    executor.target = dataclasses.replace(executor.target, adapter_class=adapter_class)
-
     if not hasattr(__main__, "test_programs"):
         __main__.test_programs = {"__name__": "test_programs"}
         exec(compile(source, "programs.py", "exec"), __main__.test_programs)
-    return await __main__.test_programs[runner](name, executor)
+    executor = await open_webgpu()
+    own = executor.target
+    executor.target = dataclasses.replace(own, adapter_class=adapter_class)
+    try:
+        return await __main__.test_programs[runner](name, executor)
+    finally:
+        executor.target = own
 
 
 @pytest.mark.parametrize("name", programs.PROGRAMS)

@@ -17,6 +17,7 @@ from webgrad import nn
 from webgrad.compile import build_forward, build_training, create_forward_runtime, create_runtime
 from webgrad.compiler.target import Target
 from webgrad.ir import ArenaRange, Layout
+from webgrad.optim import Group, vectors
 from webgrad.runtime.reference import NumpyExecutor
 
 LEVELS = ("graph", "schedule")
@@ -152,6 +153,9 @@ OPTIMIZERS = [
     wg.optim.SGD(0.1, 0.9, weight_decay=0.1, nesterov=True),
     wg.optim.Adam(1e-2),
     wg.optim.AdamW(1e-2),
+    wg.optim.SGD(
+        0.1, clip_norm=0.5, weight_decay=0.1, groups=[Group(vectors, weight_decay=0), Group("c", lr=2)]
+    ),
 ]
 
 
@@ -218,7 +222,7 @@ def check_one_update(parts, optimizer):
 def leaves_at_start(parts, optimizer, values, params):
     """Every leaf's value in the first step."""
     leaves = {**values, **params, "seed": SEED, "rng_step": 0}
-    leaves |= optimizer.scalars(1) if optimizer else {}
+    leaves |= optimizer.per_step(1, optimizer.grouping(parts.ir.graph.params)) if optimizer else {}
     for name, node in parts.ir.graph.states.items():
         leaves[name] = np.zeros(node.shape)
         for param, where in parts.layout.ranges.items():
