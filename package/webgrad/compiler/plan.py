@@ -60,6 +60,11 @@ class Plan:
         """(buffer, byte offset) of a node or of what it shares bytes with."""
         return self.place[storage(node)]
 
+    def span(self, node: Node) -> tuple[int, int, int]:
+        """Buffer, offset and size of the binding that shows a node."""
+        base = storage(node)
+        return (*self.where(base), max(round_up(base.nbytes, 16), 16))
+
     def range_of(self, node: Node) -> Range:
         """The node's bytes as a named range."""
         buffer, offset = self.where(node)

@@ -20,6 +20,8 @@ class Target:
     max_buffer_bytes: int = 256 * 1024 * 1024
     max_workgroups: int = 65_535
     max_workgroup_size: int = 256
+    max_workgroup_bytes: int = 16_384
+    max_uniform_bytes: int = 65_536
     quads: bool = False
     features: frozenset[str] = frozenset()
 

@@ -16,7 +16,7 @@ from webgrad.errors import CompileError
 from webgrad.ir import Node
 from webgrad.wgsl.contract import emit_contract
 from webgrad.wgsl.rows import emit_map, emit_rows
-from webgrad.wgsl.writer import KernelWriter, place_of
+from webgrad.wgsl.writer import KernelWriter
 
 FAMILIES = {"map": emit_map, "row": emit_rows, "contract": emit_contract}
 
@@ -98,7 +98,7 @@ def sign(
     memo: dict[int, int] = {}
 
     def place(node: Node) -> int:
-        where = place_of(plan, node)
+        where = plan.span(node)
         if where not in places:
             places[where] = len(places)
             shared = buffers.setdefault(where[0], len(buffers))

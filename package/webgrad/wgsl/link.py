@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from webgrad.compiler import check
 from webgrad.compiler.plan import Plan
 from webgrad.compiler.program import KernelSpec, Program, Range
 from webgrad.wgsl.emit import Kernel
@@ -21,7 +22,7 @@ def make_program(plan: Plan, kernels: list[Kernel], entry: str = "step") -> Prog
             KernelSpec(kernel.name, module, kernel.bindings, kernel.workgroups, kernel.nodes, kernel.sites)
         )
     grads: dict[str, Range] = {}
-    return Program(
+    program = Program(
         buffers=tuple(plan.buffers),
         modules=tuple(modules),
         kernels=tuple(specs),
@@ -35,3 +36,6 @@ def make_program(plan: Plan, kernels: list[Kernel], entry: str = "step") -> Prog
         features=tuple(sorted({name for text in modules for name in ENABLED.findall(text)})),
         blobs=tuple(plan.blobs),
     )
+    if check.wanted():
+        check.check_program(plan, program)
+    return program

@@ -19,7 +19,6 @@ from webgrad.compiler.indexing import Expr, Indexer
 from webgrad.compiler.kernels import ScheduledKernel, Store
 from webgrad.compiler.plan import Plan
 from webgrad.compiler.program import Access
-from webgrad.compiler.simplify import storage
 from webgrad.errors import CompileError, OutOfMemoryError
 from webgrad.ir import ITEM_BYTES, Node
 from webgrad.layout import round_up
@@ -87,12 +86,6 @@ class Slot:
         self, name: str, where: tuple[int, int, int], dtype: str, vector: bool, written: bool
     ) -> None:
         self.name, self.where, self.dtype, self.vector, self.written = name, where, dtype, vector, written
-
-
-def place_of(plan: Plan, node: Node) -> tuple[int, int, int]:
-    """Buffer, offset and size of the binding that shows ``node``."""
-    base = storage(node)
-    return (*plan.where(base), max(round_up(base.nbytes, 16), 16))
 
 
 class KernelWriter:
@@ -173,7 +166,7 @@ class KernelWriter:
 
     def slot(self, node: Node, vector: bool = False, write: bool = False) -> Slot:
         """The binding through which ``node`` is read or written."""
-        where = place_of(self.plan, node)
+        where = self.plan.span(node)
         buffer, offset, size = where
         for slot in self.slots:
             if slot.where == where and slot.vector == vector:
