@@ -19,6 +19,7 @@ from webgrad.compiler.kernels import Schedule
 from webgrad.compiler.program import BufferSpec, Range
 from webgrad.compiler.schedule import schedule
 from webgrad.compiler.simplify import storage
+from webgrad.compiler.summary import Summary, lifespans, summarise
 from webgrad.compiler.target import DEFAULT, Target
 from webgrad.errors import InputError, OutOfMemoryError
 from webgrad.ir import ITEM_BYTES, STORED_DTYPES, Graph, Layout, Node
@@ -47,14 +48,9 @@ class Plan:
         found = ((n[len("capture:") :], r) for n, r in self.ranges.items() if n.startswith("capture:"))
         return {name: (r.buffer, r.offset, r.shape, r.dtype) for name, r in found}
 
-    def summary(self) -> str:
-        """Bytes by kind of buffer."""
-        kinds: dict[str, int] = {}
-        for number, buffer in enumerate(self.buffers):
-            kind = "upload" if number == self.upload else buffer.kind
-            kinds[kind] = kinds.get(kind, 0) + buffer.bytes
-        total = sum(kinds.values())
-        return f"{total:,} bytes: " + ", ".join(f"{k} {v:,}" for k, v in kinds.items())
+    def summary(self) -> Summary:
+        """Peak bytes by kind, and the lifetime of every value in every buffer; it prints as a table."""
+        return summarise(self)
 
     def where(self, node: Node) -> tuple[int, int]:
         """(buffer, byte offset) of a node or of what it shares bytes with."""
@@ -71,7 +67,7 @@ class Plan:
         return Range(buffer, offset, node.nbytes, node.shape, node.dtype)
 
     def __str__(self) -> str:
-        lines = [f"Plan: {self.summary()}"]
+        lines = [f"Plan: {self.summary().line}"]
         for number, buffer in enumerate(self.buffers):
             held = [f"%{n.id}@{o}" for n, (b, o) in self.place.items() if b == number]
             lines.append(f"  b{number} {buffer.kind} {buffer.bytes:,} {buffer.key} {' '.join(held[:12])}")
@@ -171,18 +167,7 @@ def check_size(plan: Plan, node: Node, what: str) -> None:
 def _values(plan: Plan) -> None:
     """Place computed values, recycling owned buffers by lifetime."""
     sched = plan.schedule
-    first: dict[Node, int] = {}
-    last: dict[Node, int] = {}
-    for number, kernel in enumerate(sched.kernels):
-        for store in kernel.stores:
-            first.setdefault(store.node, number)
-            last[store.node] = max(last.get(store.node, number), number)
-        for node in kernel.loads:
-            last[node] = number
-    end = len(sched.kernels)
-    for root in sched.graph.roots():
-        last[storage(root)] = end
-
+    last = {node: until for node, (_, until) in lifespans(sched).items()}
     hosts = [n for n in sched.graph.nodes if n.op.family == "pack" and n not in sched.placed]
     for node in hosts:  # a pack nobody commits: zero between its parts
         size = max(round_up(node.nbytes, 16), 16)
