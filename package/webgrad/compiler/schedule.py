@@ -478,7 +478,9 @@ def schedule(graph: Graph, target: Target = DEFAULT) -> Schedule:
     state.commit()
     written = state.written()
     in_place = {value for value, (leaf, _) in state.placed.items() if leaf.op.family == "leaf"}
-    kernels = [_lowered(g, state.stored, written, in_place, target) for g in state.order() if g.members[0].size]
+    kernels = [
+        _lowered(g, state.stored, written, in_place, target) for g in state.order() if g.members[0].size
+    ]
     return Schedule(small, target, kernels, state.placed)
 
 
