@@ -1,4 +1,8 @@
-"""The first 20 losses of real models on the page agree with float64, from the same weights and batches."""
+"""The first 20 losses of real models on the page agree with float64, from the same weights and batches.
+
+Training amplifies rounding: Adam divides by the root of tiny second moments. So each loss may be off by 1e-5
+and by four times the greatest error that plain float32, op by op, has had by then.
+"""
 
 from pathlib import Path
 
@@ -65,6 +69,10 @@ async def test_first_losses_agree_with_float64(page_py, name, adapter_class):
         assert deep in source
         source = source.replace(deep, shallow)
     expected = await twenty_losses(source, name, NumpyExecutor("graph", float64=True))
+    plain = await twenty_losses(source, name, NumpyExecutor("graph"))
     found = page_py(in_page, source, name, adapter_class, uses=[twenty_losses], timeout=60)
-    assert len(expected) == STEPS
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert len(expected) == len(found) == STEPS
+    rounding = np.maximum.accumulate(np.abs(np.divide(plain, expected) - 1))
+    assert rounding.max() < 2e-4, "plain float32 is a useful yardstick"
+    error = np.abs(np.divide(found, expected) - 1)
+    assert np.all(error <= 1e-5 + 4 * rounding), (error, rounding)
