@@ -104,7 +104,7 @@ class Network:
         self.training = await wg.compile_module(
             model, loss_fn,
             inputs={"x": (BATCH, 784), "y": wg.Input((BATCH,), "i32")},
-            optimizer=wg.optim.Adam(), seed=self.seed,
+            optimizer=wg.optim.Adam(), seed=self.seed, on_progress=web.show_progress,
         )  # fmt: skip
         shared = self.training.params
         self.judge = await wg.compile_forward(
@@ -148,7 +148,6 @@ async def choose(name, seed=0, steps=None):
     """Make the network `name` the one that trains; it is compiled once."""
     global network
     if name not in networks:
-        web.publish("progress", {"stage": "compile", "message": f"compiling the {name.upper()}"})
         made = Network(name, seed, steps)
         await made.compile()
         networks[name] = made

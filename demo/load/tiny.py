@@ -20,12 +20,12 @@ class Net(nn.Module):
 
 async def train(steps=400):
     """Train, telling the page how it goes; returns the last loss."""
-    web.publish("progress", {"stage": "compile", "message": "compiling the network"})
     training = await wg.compile_module(
         Net,
         lambda net, x, y: wg.mse(net(x), y),
         inputs={"x": X, "y": Y},
         optimizer=wg.optim.Adam(lr=0.02),
+        on_progress=web.show_progress,
     )
     fit = await wg.compile_forward(Net, lambda net, x: net(x), inputs={"x": X}, shared_params=training.params)
     for step in range(1, steps + 1):

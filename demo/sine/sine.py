@@ -40,12 +40,11 @@ def loss_fn(model, x, y):
     return wg.mean((model(x) - y) ** 2)
 
 
-web.publish("progress", {"stage": "compile", "message": "compiling the network"})
-
 training = await wg.compile_module(
     MLP, loss_fn,
     inputs={"x": (BATCH, 1), "y": (BATCH, 1)},
     optimizer=wg.optim.Adam(lr=5e-3),
+    on_progress=web.show_progress,
 )  # fmt: skip
 drawing = await wg.compile_forward(
     MLP, lambda model, x: model(x),

@@ -40,6 +40,7 @@ from webgrad.nn.module import Module, materialize_params
 from webgrad.optim import append_adam, append_optimizer
 from webgrad.runtime.store import ParamHandle, Params
 from webgrad.runtime.webgpu import set_bridge_url
+from webgrad.stages import Progress
 from webgrad.tensor import Tensor
 from webgrad.trace import capture, metric, param_input, state_input, tensor_input, trace, trace_into
 from webgrad.wgsl.emit import Kernel, emit_kernels
@@ -50,7 +51,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CheckpointError", "CompileError", "CompiledForward", "CompiledModule", "DeviceLostError",
     "DtypeError", "Graph", "Input", "InputError", "Kernel", "Layout", "Module", "NoAdapterError",
-    "NonFiniteError", "OutOfMemoryError", "ParamHandle", "Params", "Pending", "Plan", "Program",
+    "NonFiniteError", "OutOfMemoryError", "ParamHandle", "Params", "Pending", "Plan", "Program", "Progress",
     "RunResult", "Schedule", "ShapeError", "StepResult", "Target", "Tensor", "TraceError", "WebgradError",
     "append_adam", "append_grad", "append_optimizer", "capture", "compile_forward", "compile_module",
     "create_forward_runtime", "create_runtime", "destroy_all", "emit_kernels", "grad", "make_program",

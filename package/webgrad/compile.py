@@ -9,13 +9,15 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
+from webgrad import debug
 from webgrad.arrays import Input, as_input
 from webgrad.autograd import append_grad, check_loss
 from webgrad.compiled import IR, Compiled, CompiledForward, CompiledModule, ForwardParts, TrainParts
 from webgrad.compiler.plan import plan_buffers
-from webgrad.compiler.schedule import schedule
+from webgrad.compiler.schedule import schedule_steps
+from webgrad.compiler.simplify import simplify_steps
 from webgrad.compiler.target import Target
 from webgrad.errors import InputError, ShapeError, TraceError
 from webgrad.ir import ArenaRange, Graph, Layout, Node
@@ -25,11 +27,14 @@ from webgrad.optim import Optimizer, append_optimizer
 from webgrad.runtime.devices import open_executor
 from webgrad.runtime.executor import Executor
 from webgrad.runtime.store import Params
+from webgrad.stages import Conductor, Progress, Work, once, stage
 from webgrad.tensor import Tensor
 from webgrad.trace import tensor_input, trace
 from webgrad.tune import tuned
-from webgrad.wgsl.emit import emit_kernels
+from webgrad.wgsl.emit import emit_steps
 from webgrad.wgsl.link import make_program
+
+Loaded = TypeVar("Loaded", bound=Compiled)
 
 
 def bind_inputs(forward: Callable[..., Any], names: Sequence[str]) -> Callable[[Any, dict[str, Any]], Any]:
@@ -115,14 +120,15 @@ def _rebuilder(result: Any) -> Callable[[list[Any]], Any]:
     return lambda arrays: arrays[0]
 
 
-def lower_graph(
+def lowering(
     graph: Graph, grads: dict[str, Tensor], loss: Node | None, layout: Layout, target: Target, entry: str
-) -> IR:
-    """Schedule, plan, emit and link a finished graph."""
-    sched = schedule(graph, target)
-    plan = plan_buffers(sched, layout)
-    kernels = emit_kernels(plan)
-    program = make_program(plan, kernels, entry)
+) -> Work[IR]:
+    """Simplify, schedule, plan, emit and link a finished graph."""
+    small = yield from stage("simplify", simplify_steps(graph, target))
+    sched = yield from stage("schedule", schedule_steps(small, target))
+    plan = yield from stage("plan", once(plan_buffers, sched, layout))
+    kernels = yield from stage("emit", emit_steps(plan))
+    program = yield from stage("program", once(make_program, plan, kernels, entry))
     return IR(graph, grads, loss, sched, plan, kernels, program)
 
 
@@ -152,11 +158,27 @@ def build_training(
     target: Target,
 ) -> TrainParts:
     """Everything of `compile_module` that needs no device."""
+    conductor = Conductor()
+    parts = conductor.finish(training_work(factory, forward, inputs, optimizer, seed, target))
+    parts.timings = conductor.seconds
+    return parts
+
+
+def training_work(
+    factory: Any,
+    forward: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    optimizer: Optimizer | None,
+    seed: int,
+    target: Target,
+) -> Work[TrainParts]:
+    """`build_training`, piece by piece."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise InputError(
             f"optimizer must be an optimizer such as webgrad.optim.Adam(lr=1e-3), found {optimizer!r}"
         )
     specs = _specs(inputs, seed)
+    yield "trace", 0.0
     graph, model, result = _trace_forward(factory, forward, specs, training=True)
     if not isinstance(result, Tensor):
         raise ShapeError(
@@ -164,9 +186,11 @@ def build_training(
             "report other values with webgrad.metric or webgrad.capture"
         )
     check_loss(result)
+    yield "gradient", 0.0
     grads = append_grad(graph, result)
+    yield "optimizer", 0.0
     layout = append_optimizer(graph, grads, optimizer, target.max_binding_bytes)
-    ir = lower_graph(graph, grads, result, layout, target, "step")
+    ir = yield from lowering(graph, grads, result, layout, target, "step")
     return TrainParts(ir, model, layout, seed, optimizer)
 
 
@@ -179,10 +203,26 @@ def build_forward(
     target: Target,
 ) -> ForwardParts:
     """Everything of `compile_forward` that needs no device."""
+    conductor = Conductor()
+    parts = conductor.finish(forward_work(factory, forward, inputs, shared, seed, target))
+    parts.timings = conductor.seconds
+    return parts
+
+
+def forward_work(
+    factory: Any,
+    forward: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    shared: Params | None,
+    seed: int,
+    target: Target,
+) -> Work[ForwardParts]:
+    """`build_forward`, piece by piece."""
     specs = _specs(inputs, seed)
+    yield "trace", 0.0
     graph, model, result = _trace_forward(factory, forward, specs, training=False)
     layout = _shared_layout(graph, shared, target)
-    ir = lower_graph(graph, {}, None, layout, target, "run")
+    ir = yield from lowering(graph, {}, None, layout, target, "run")
     return ForwardParts(ir, model, layout, seed, _rebuilder(result))
 
 
@@ -217,8 +257,12 @@ async def compile_module(
     seed: int = 0,
     device: Any = "auto",
     tune: bool = False,
+    on_progress: Callable[[Progress], Any] | None = None,
 ) -> CompiledModule:
     """Compile a training program.
+
+    On a page's main thread the compiler gives way to the page about every 30 ms. A task that is cancelled
+    meanwhile leaves nothing behind.
 
     Args:
         factory: a `nn.Module` class or a function that returns one (or an instance, which is copied).
@@ -229,6 +273,7 @@ async def compile_module(
         device: ``"auto"``, ``"webgpu"``, ``"numpy"`` or, outside a page, ``"native"`` (this machine's GPU).
         tune: time a few strategies of each matrix product and convolution on this adapter, and use and
             remember the fastest (a few tenths of a second each, the first time). Ignored on NumPy.
+        on_progress: called with a `Progress` as the stages go by; what it raises ends the compilation.
 
     Raises:
         InputError, ShapeError, DtypeError, TraceError: with the user's line.
@@ -236,17 +281,16 @@ async def compile_module(
         CompileError: a kernel the adapter refuses.
     """
     executor = await open_executor(device)
-    parts = build_training(factory, forward, inputs, optimizer, seed, executor.target)
+    conductor = Conductor(on_progress)
+    parts = await conductor.run(training_work(factory, forward, inputs, optimizer, seed, executor.target))
     if _flag("tune", tune):
-        parts.ir = await tuned(parts.ir, executor)
-    return await create_runtime(parts, executor)
+        parts.ir = await conductor.wait("tune", lambda: tuned(parts.ir, executor))
+    return await _load(CompiledModule(parts, executor), conductor)
 
 
 async def create_runtime(parts: TrainParts, executor: Executor) -> CompiledModule:
     """Load a training program on an executor and initialise its parameters."""
-    compiled = CompiledModule(parts, executor)
-    await _load(compiled)
-    return compiled
+    return await _load(CompiledModule(parts, executor), Conductor())
 
 
 async def compile_forward(
@@ -258,6 +302,7 @@ async def compile_forward(
     seed: int = 0,
     device: Any = "auto",
     tune: bool = False,
+    on_progress: Callable[[Progress], Any] | None = None,
 ) -> CompiledForward:
     """Compile an inference program: no gradient, no optimizer.
 
@@ -272,27 +317,31 @@ async def compile_forward(
     if shared is not None:
         shared.check()
     executor = shared.owner.executor if shared is not None else await open_executor(device)
-    parts = build_forward(factory, forward, inputs, shared, seed, executor.target)
+    conductor = Conductor(on_progress)
+    parts = await conductor.run(forward_work(factory, forward, inputs, shared, seed, executor.target))
     if _flag("tune", tune):
-        parts.ir = await tuned(parts.ir, executor)
-    return await create_forward_runtime(parts, executor, shared)
+        parts.ir = await conductor.wait("tune", lambda: tuned(parts.ir, executor))
+    return await _load(CompiledForward(parts, executor, shared), conductor)
 
 
 async def create_forward_runtime(
     parts: ForwardParts, executor: Executor, shared: Params | None = None
 ) -> CompiledForward:
     """Load a forward program on an executor and initialise the parameters it owns."""
-    compiled = CompiledForward(parts, executor, shared)
-    await _load(compiled)
-    return compiled
+    return await _load(CompiledForward(parts, executor, shared), Conductor())
 
 
-async def _load(compiled: Compiled) -> None:
+async def _load(compiled: Loaded, conductor: Conductor) -> Loaded:
+    """Bring a program onto its device, or leave nothing there."""
     try:
-        await compiled.load()
+        await conductor.wait("pipelines", compiled.load)
+        conductor.end()
     except BaseException:
         compiled.destroy()
         raise
+    compiled.timings |= conductor.seconds
+    debug.tell(compiled)
+    return compiled
 
 
 def run(coroutine: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -81,6 +81,8 @@ class Parts:
     model: Module
     layout: Layout
     seed: int
+    #: seconds that each stage took
+    timings: dict[str, float] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass
@@ -105,6 +107,8 @@ class Compiled:
 
     def __init__(self, parts: Parts, executor: Executor, shared: Params | None = None) -> None:
         self.ir = parts.ir
+        #: seconds that each stage of compiling took (`webgrad.stages.STAGES`), without the page's pauses
+        self.timings = dict(parts.timings)
         self.params = Params(parts.layout, ParamStore(executor), shared)
         self._parts, self._executor = parts, executor
         self._session: Session | None = None

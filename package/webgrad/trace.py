@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from webgrad.errors import InputError, ShapeError, TraceError, WebgradError
 from webgrad.ir import Graph, Node, as_dtype
 from webgrad.ops import leaves
-from webgrad.ops.base import Op, pop_builder, push_builder
+from webgrad.ops.base import Op, building
 from webgrad.sites import Site, call_site
 from webgrad.tensor import Tensor
 
@@ -97,11 +97,10 @@ def _installed(tracer: Tracer, what: str) -> Iterator[Tracer]:
     if _current is not None:
         raise TraceError(f"{what} inside a trace: finish the outer trace first")
     _current = tracer
-    push_builder(tracer)
     try:
-        yield tracer
+        with building(tracer):
+            yield tracer
     finally:
-        pop_builder()
         _current = None
 
 

@@ -38,8 +38,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from webgrad.errors import DtypeError, InputError, ShapeError, WebgradError
+from webgrad.stages import Progress
 
-__all__ = ["draw_image", "from_js", "in_browser", "next_frame", "publish", "read_canvas", "to_js"]
+__all__ = [
+    "draw_image", "from_js", "in_browser", "next_frame", "publish", "read_canvas", "show_progress", "to_js",
+]  # fmt: skip
 
 _emit: Callable[[str, Any], None] | None = None  # boot()'s listener; None under PyScript
 
@@ -78,6 +81,15 @@ def publish(name: str, value: Any = None) -> None:
 
     init = raw_to_js({"detail": converted}, dict_converter=js.Object.fromEntries)
     js.dispatchEvent(js.CustomEvent.new(f"webgrad:{name}", init))
+
+
+def show_progress(progress: Progress) -> None:
+    """Publish how far a compilation is, as ``boot()``'s stage "compile".
+
+    ``await webgrad.compile_module(..., on_progress=webgrad.web.show_progress)``
+    """
+    message = f"compiling: {progress.stage}"
+    publish("progress", {"stage": "compile", "fraction": progress.fraction, "message": message})
 
 
 async def next_frame() -> None:

@@ -88,20 +88,19 @@ def test_a_broken_kernel_names_the_kernel_the_operation_and_the_users_line(page_
     async def broken():
         import webgrad.compile as compiler
 
-        emit = compiler.emit_kernels
+        link = compiler.make_program
 
-        def spoiled(plan):
+        def spoiled(plan, kernels, entry):
             from dataclasses import replace
 
-            kernels = emit(plan)
             kernels[1] = replace(kernels[1], wgsl=kernels[1].wgsl.replace("let b =", "let b = oops +"))
-            return kernels
+            return link(plan, kernels, entry)
 
-        compiler.emit_kernels = spoiled
+        compiler.make_program = spoiled
         try:
             await compile_sine()
         finally:
-            compiler.emit_kernels = emit
+            compiler.make_program = link
 
     with pytest.raises(wg.CompileError) as caught:
         page_py(broken, uses=USES)

@@ -34,6 +34,7 @@ from webgrad.errors import CompileError
 from webgrad.ir import Graph, Node, numel
 from webgrad.ops import elementwise as ew
 from webgrad.ops.contract import Access
+from webgrad.stages import Steps, finish
 
 #: the deepest expression of one kernel: expressions are written, signed and interpreted recursively
 DEEPEST = 100
@@ -146,10 +147,11 @@ class Scheduler:
         probe = Node(-1, ew.copy, (x,), {}, x.shape, x.dtype)
         return self.reads(probe, coords)
 
-    def group(self) -> None:
+    def group(self) -> Steps[None]:
         """Assign every stored node to a group."""
         beside = {x for sums in self.side_sums.values() for x in sums}
-        for node in self.graph.nodes:
+        for number, node in enumerate(self.graph.nodes):
+            yield number / len(self.graph.nodes)
             if node.op.family == "pack":
                 offsets = zip(node.inputs, node.attrs["offsets"], strict=True)
                 self.placed.update({part: (node, offset) for part, offset in offsets})
@@ -463,24 +465,35 @@ class Scheduler:
 
 def schedule(graph: Graph, target: Target = DEFAULT) -> Schedule:
     """Plan the kernels that compute ``graph`` on ``target``; see the module's text."""
-    small = simplify(graph, target)
+    return finish(schedule_steps(simplify(graph, target), target))
+
+
+def schedule_steps(small: Graph, target: Target) -> Steps[Schedule]:
+    """`schedule` of a simplified graph, piece by piece: grouping is one half, lowering the other."""
+    yield 0.0
     state = Scheduler(small, target)
+    yield 0.0
     state.find_readers()
+    yield 0.0
     state.find_side_sums()
-    state.group()
+    for done in state.group():
+        yield done / 2
     while groups := state.overfull():
         for group in groups:
             state.alone.add(group.members[-1])
             if group.heavy is not None:
                 state.side_sums.pop(group.heavy, None)
         state.restart()
-        state.group()
+        for done in state.group():
+            yield done / 2
     state.commit()
     written = state.written()
     in_place = {value for value, (leaf, _) in state.placed.items() if leaf.op.family == "leaf"}
-    kernels = [
-        _lowered(g, state.stored, written, in_place, target) for g in state.order() if g.members[0].size
-    ]
+    groups = [g for g in state.order() if g.members[0].size]
+    kernels: list[ScheduledKernel] = []
+    for group in groups:
+        yield 0.5 + 0.5 * len(kernels) / len(groups)
+        kernels.append(_lowered(group, state.stored, written, in_place, target))
     return Schedule(small, target, kernels, state.placed)
 
 

@@ -22,7 +22,8 @@ from webgrad.ops import elementwise as ew
 from webgrad.ops import leaves
 from webgrad.ops import movement as mv
 from webgrad.ops import reduce as rd
-from webgrad.ops.base import Op, pop_builder, push_builder
+from webgrad.ops.base import Op, building
+from webgrad.stages import Steps, finish
 
 
 class Rewriter:
@@ -57,6 +58,10 @@ class Rewriter:
         """Rules here never compare a maximum."""
 
 
+#: nodes between two yields
+_AT_ONCE = 100
+
+
 def _key(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return (value.tobytes(), value.shape, value.dtype.str)
@@ -67,19 +72,24 @@ def _key(value: Any) -> Any:
 
 def simplify(graph: Graph, target: Target) -> Graph:
     """Rebuild ``graph`` from its roots. Names, captures, metrics and updates are kept."""
+    return finish(simplify_steps(graph, target))
+
+
+def simplify_steps(graph: Graph, target: Target) -> Steps[Graph]:
+    """`simplify`, some nodes at a time."""
     live = _live(graph)
+    nodes = [node for node in graph.nodes if node.id in live]
     rewriter = Rewriter(target, graph.id_bounds)
     new: dict[int, Node] = {}
-    push_builder(rewriter)
-    try:
-        for node in graph.nodes:
-            if node.id in live:
+    for start in range(0, len(nodes), _AT_ONCE):
+        yield start / len(nodes)
+        with building(rewriter):
+            for node in nodes[start : start + _AT_ONCE]:
                 rewriter.sites = node.sites
                 new[node.id] = rewriter.emit(node.op, tuple(new[x.id] for x in node.inputs), node.attrs)
+    with building(rewriter):
         table = {id(n): _snapshot(new[n.id]) for n in graph.roots()}
-        updates = [(new[leaf.id], table[id(value)]) for leaf, value in graph.updates]
-    finally:
-        pop_builder()
+    updates = [(new[leaf.id], table[id(value)]) for leaf, value in graph.updates]
 
     def kept(names: dict[str, Node]) -> dict[str, Node]:
         return {name: new[n.id] for name, n in names.items() if n.id in new}

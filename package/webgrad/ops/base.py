@@ -8,7 +8,8 @@ An op instance is called like a function on tensors; the call goes to the curren
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -46,14 +47,14 @@ def current_builder(what: str) -> Builder:
     return _builders[-1]
 
 
-def push_builder(builder: Builder) -> None:
+@contextmanager
+def building(builder: Builder) -> Iterator[None]:
     """Make ``builder`` current."""
     _builders.append(builder)
-
-
-def pop_builder() -> None:
-    """Undo the last `push_builder`."""
-    _builders.pop()
+    try:
+        yield
+    finally:
+        _builders.pop()
 
 
 class Op:

@@ -189,7 +189,14 @@ class WebGPUExecutor:
 
         blobs = to_js([memoryview(blob + bytes(-len(blob) % 4)) for blob in program.blobs])
         keys = to_js(dict(externals), dict_converter=js.Object.fromEntries)
-        reply = (await self._bridge.create(program.to_json(), blobs, keys)).to_py()
+        creating = asyncio.ensure_future(self._bridge.create(program.to_json(), blobs, keys))
+        try:
+            reply = (await asyncio.shield(creating)).to_py()
+        except asyncio.CancelledError:  # what is being made must not stay
+            creating.add_done_callback(
+                lambda made: self._bridge.destroyProgram(getattr(made.result(), "id", 0))
+            )
+            raise
         if not reply["ok"]:
             raise error_from(reply, program)
         has_clock = "timestamp-query" in self.target.features

@@ -14,6 +14,7 @@ from webgrad.compiler.plan import Plan
 from webgrad.compiler.program import Access, Binding
 from webgrad.errors import CompileError
 from webgrad.ir import Node
+from webgrad.stages import Steps, finish
 from webgrad.wgsl.contract import emit_contract
 from webgrad.wgsl.rows import emit_map, emit_rows
 from webgrad.wgsl.writer import KernelWriter
@@ -50,9 +51,18 @@ def emit_kernels(plan: Plan) -> list[Kernel]:
     """Write every kernel of a plan. Kernels that differ in nothing but the places of their operands (equal
     layers) are written once.
     """
+    return finish(emit_steps(plan))
+
+
+def emit_steps(plan: Plan) -> Steps[list[Kernel]]:
+    """`emit_kernels`, kernel by kernel."""
     texts: dict[Any, Text] = {}
     table: dict[Any, int] = {}
-    return [emit_kernel(plan, n, k, texts, table) for n, k in enumerate(plan.schedule.kernels)]
+    kernels: list[Kernel] = []
+    for number, scheduled in enumerate(plan.schedule.kernels):
+        yield number / len(plan.schedule.kernels)
+        kernels.append(emit_kernel(plan, number, scheduled, texts, table))
+    return kernels
 
 
 def emit_kernel(
