@@ -117,6 +117,9 @@ class Bridge {
     return this.#attempt(() => problem ?? this.#finish(this.#device.createCommandEncoder(), readset));
   }
 
+  /** Begin to make a pipeline that a program to come will need; create() tells of its failure. */
+  prepare(code, name, accesses) { this.lost || this.#pipeline(code, { name, bindings: accesses.map((access) => ({ access })) }); }
+
   /**
    * Load a program (compiler/program.py): {ok: true, id}. `blobs`: the constants' bytes, in whole words; `externals`:
    * the buffer id of each key. A failure of a kernel tells its index and the places in its WGSL.
@@ -185,10 +188,7 @@ class Bridge {
   }
 
   /** Free everything and give the device back; whatever is pending ends as lost. */
-  close() {
-    this.#device.destroy();
-    this.#lose("the bridge was closed");
-  }
+  close() { this.#device.destroy(); this.#lose("the bridge was closed"); }
 
   #tooLarge(bytes, label) {
     const most = this.#info.limits.maxBufferSize;

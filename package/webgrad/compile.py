@@ -31,10 +31,11 @@ from webgrad.stages import Conductor, Progress, Work, once, stage
 from webgrad.tensor import Tensor
 from webgrad.trace import tensor_input, trace
 from webgrad.tune import tuned
-from webgrad.wgsl.emit import emit_steps
+from webgrad.wgsl.emit import Kernel, emit_steps
 from webgrad.wgsl.link import make_program
 
 Loaded = TypeVar("Loaded", bound=Compiled)
+Written = Callable[[Kernel], None] | None
 
 
 def bind_inputs(forward: Callable[..., Any], names: Sequence[str]) -> Callable[[Any, dict[str, Any]], Any]:
@@ -121,13 +122,19 @@ def _rebuilder(result: Any) -> Callable[[list[Any]], Any]:
 
 
 def lowering(
-    graph: Graph, grads: dict[str, Tensor], loss: Node | None, layout: Layout, target: Target, entry: str
+    graph: Graph,
+    grads: dict[str, Tensor],
+    loss: Node | None,
+    layout: Layout,
+    target: Target,
+    entry: str,
+    written: Written = None,
 ) -> Work[IR]:
-    """Simplify, schedule, plan, emit and link a finished graph."""
+    """Simplify, schedule, plan, emit and link a finished graph; ``written`` is told of each new kernel."""
     small = yield from stage("simplify", simplify_steps(graph, target))
     sched = yield from stage("schedule", schedule_steps(small, target))
     plan = yield from stage("plan", once(plan_buffers, sched, layout))
-    kernels = yield from stage("emit", emit_steps(plan))
+    kernels = yield from stage("emit", emit_steps(plan, written))
     program = yield from stage("program", once(make_program, plan, kernels, entry))
     return IR(graph, grads, loss, sched, plan, kernels, program)
 
@@ -171,6 +178,7 @@ def training_work(
     optimizer: Optimizer | None,
     seed: int,
     target: Target,
+    written: Written = None,
 ) -> Work[TrainParts]:
     """`build_training`, piece by piece."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -190,7 +198,7 @@ def training_work(
     grads = append_grad(graph, result)
     yield "optimizer", 0.0
     layout = append_optimizer(graph, grads, optimizer, target.max_binding_bytes)
-    ir = yield from lowering(graph, grads, result, layout, target, "step")
+    ir = yield from lowering(graph, grads, result, layout, target, "step", written)
     return TrainParts(ir, model, layout, seed, optimizer)
 
 
@@ -216,13 +224,14 @@ def forward_work(
     shared: Params | None,
     seed: int,
     target: Target,
+    written: Written = None,
 ) -> Work[ForwardParts]:
     """`build_forward`, piece by piece."""
     specs = _specs(inputs, seed)
     yield "trace", 0.0
     graph, model, result = _trace_forward(factory, forward, specs, training=False)
     layout = _shared_layout(graph, shared, target)
-    ir = yield from lowering(graph, {}, None, layout, target, "run")
+    ir = yield from lowering(graph, {}, None, layout, target, "run", written)
     return ForwardParts(ir, model, layout, seed, _rebuilder(result))
 
 
@@ -261,7 +270,7 @@ async def compile_module(
 ) -> CompiledModule:
     """Compile a training program.
 
-    On a page's main thread the compiler gives way to the page about every 30 ms. A task that is cancelled
+    In a browser the compiler gives way to the page about every 30 ms. A task that is cancelled
     meanwhile leaves nothing behind.
 
     Args:
@@ -282,8 +291,11 @@ async def compile_module(
     """
     executor = await open_executor(device)
     conductor = Conductor(on_progress)
-    parts = await conductor.run(training_work(factory, forward, inputs, optimizer, seed, executor.target))
-    if _flag("tune", tune):
+    written = None if _flag("tune", tune) else executor.prepare
+    parts = await conductor.run(
+        training_work(factory, forward, inputs, optimizer, seed, executor.target, written)
+    )
+    if tune:
         parts.ir = await conductor.wait("tune", lambda: tuned(parts.ir, executor))
     return await _load(CompiledModule(parts, executor), conductor)
 
@@ -318,8 +330,11 @@ async def compile_forward(
         shared.check()
     executor = shared.owner.executor if shared is not None else await open_executor(device)
     conductor = Conductor(on_progress)
-    parts = await conductor.run(forward_work(factory, forward, inputs, shared, seed, executor.target))
-    if _flag("tune", tune):
+    written = None if _flag("tune", tune) else executor.prepare
+    parts = await conductor.run(
+        forward_work(factory, forward, inputs, shared, seed, executor.target, written)
+    )
+    if tune:
         parts.ir = await conductor.wait("tune", lambda: tuned(parts.ir, executor))
     return await _load(CompiledForward(parts, executor, shared), conductor)
 

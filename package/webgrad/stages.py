@@ -12,9 +12,10 @@ Stages make up a *work*, a generator that yields ``(stage, done)`` and returns w
         small = yield from stage("simplify", simplify_steps(graph, target))
         plan = yield from stage("plan", once(plan_buffers, small))
 
-A `Conductor` carries a work out. On a page's main thread it gives way to the event loop whenever `SLICE` is
-used up; elsewhere it runs straight through. What is safe: no trace is open at a yield, for traces are
-global and another compilation may go on meanwhile.
+A `Conductor` carries a work out. In a browser it gives way to the event loop whenever `SLICE` is used up: the
+page is painted and answers, a task that was cancelled ends, and the GPU's process begins what it was sent.
+Elsewhere it runs straight through. What is safe: no trace is open at a yield, for traces are global and
+another compilation may go on meanwhile.
 """
 
 from __future__ import annotations
@@ -64,6 +65,11 @@ class Progress:
         return f"{self.stage} ({self.fraction:.0%})"
 
 
+def in_browser() -> bool:
+    """Whether this Python runs in a page or a worker of one."""
+    return sys.platform == "emscripten"
+
+
 def finish(work: Generator[Any, None, T]) -> T:
     """Run a generator straight through to what it returns."""
     while True:
@@ -89,15 +95,6 @@ def stage(name: str, steps: Steps[T]) -> Work[T]:
         yield name, done
 
 
-def on_main_thread() -> bool:
-    """Whether this Python shares its thread with a page."""
-    if sys.platform != "emscripten":
-        return False
-    import js
-
-    return hasattr(js, "document")
-
-
 class Conductor:
     """Carries out the work of one compilation; ``seconds`` is the time that each stage took.
 
@@ -105,12 +102,10 @@ class Conductor:
     end. What it raises ends the compilation.
     """
 
-    def __init__(
-        self, on_progress: Callable[[Progress], Any] | None = None, breathing: bool | None = None
-    ) -> None:
+    def __init__(self, on_progress: Callable[[Progress], Any] | None = None) -> None:
         self.seconds: dict[str, float] = {}
         self._on_progress = on_progress
-        self._breathing = on_main_thread() if breathing is None else breathing
+        self._breathing = in_browser()
         self._begin = self._told = self._breath = time.perf_counter()
         self._stage = ""
 

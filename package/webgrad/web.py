@@ -38,18 +38,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from webgrad.errors import DtypeError, InputError, ShapeError, WebgradError
-from webgrad.stages import Progress
+from webgrad.stages import Progress, in_browser
 
 __all__ = [
     "draw_image", "from_js", "in_browser", "next_frame", "publish", "read_canvas", "show_progress", "to_js",
 ]  # fmt: skip
 
 _emit: Callable[[str, Any], None] | None = None  # boot()'s listener; None under PyScript
-
-
-def in_browser() -> bool:
-    """Whether this Python runs in a browser (under Pyodide)."""
-    return sys.platform == "emscripten"
 
 
 def _require_browser(function: str) -> None:

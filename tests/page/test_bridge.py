@@ -382,6 +382,26 @@ def test_two_kernels_of_one_broken_text_do_not_wait_for_each_other(page_py):
             page_py(run, kernels, doubler().modules[0] + "\nlet", uses=USES, timeout=30)
 
 
+def test_a_prepared_pipeline_is_the_one_that_is_loaded(page_py, gpu_counts):
+    async def run(suffix):
+        from types import SimpleNamespace
+
+        from webgrad.runtime.webgpu import open_webgpu
+
+        executor, program = await open_webgpu(), doubler()
+        wgsl = program.modules[0] + suffix
+        (spec,) = program.kernels
+        executor.prepare(SimpleNamespace(wgsl=wgsl, name="double", bindings=spec.bindings))
+        await load(doubler(modules=(wgsl,)))
+
+    before = gpu_counts()
+    page_py(run, "// prepared", uses=USES)
+    made = gpu_counts() - before
+    assert (made["modules"], made["pipelines"]) == (1, 1)
+    with pytest.raises(CompileError, match="kernel 'double'"):
+        page_py(run, "// broken\n oops", uses=USES)
+
+
 def test_an_illegal_binding_names_the_kernel_at_load(page_py):
     from dataclasses import replace
 

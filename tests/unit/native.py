@@ -66,6 +66,9 @@ class Poisoned:
     def __getattr__(self, name):
         return getattr(self.executor, name)
 
+    def prepare(self, kernel):
+        pass
+
     async def load(self, program, plan, externals):
         return PoisonedSession(self, program, await self.executor.load(program, plan, externals))
 

@@ -44,7 +44,7 @@ def compile_net(**options):
 def breathless(monkeypatch):
     """Breathe after every piece of work, as a page would after a long one."""
     monkeypatch.setattr(stages, "SLICE", -1.0)
-    monkeypatch.setattr(stages, "on_main_thread", lambda: True)
+    monkeypatch.setattr(stages, "in_browser", lambda: True)
 
 
 async def test_each_stage_is_timed():
@@ -189,6 +189,19 @@ async def test_without_a_page_compiling_never_pauses():
     await Conductor().run(compiling.training_work(Net, loss, {"x": (4, 8)}, None, 0, wg.Target()))
     assert len(pauses) == before
     watching.cancel()
+
+
+async def test_the_device_is_given_each_text_as_soon_as_it_is_written():
+    given = []
+
+    class Eager(NumpyExecutor):
+        def prepare(self, kernel):
+            given.append((kernel.wgsl, reached[-1]))
+
+    reached = []
+    program = await compile_net(device=Eager(), on_progress=lambda progress: reached.append(progress.stage))
+    assert [text for text, _ in given] == list(program.ir.program.modules)
+    assert {stage for _, stage in given} == {"emit"}
 
 
 @pytest.mark.parametrize("name", ["simplify", "schedule", "emit"])

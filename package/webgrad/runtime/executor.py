@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from webgrad.compiler.plan import Plan
     from webgrad.compiler.program import Program
     from webgrad.compiler.target import Target
+    from webgrad.wgsl.emit import Kernel
 
 Bytes = NDArray[np.uint8]
 
@@ -89,6 +90,9 @@ class Executor(Protocol):
 
     def read(self, handle: int, offset: int, nbytes: int) -> Awaitable[Bytes]:
         """Read bytes as they are after all work queued so far."""
+
+    def prepare(self, kernel: Kernel) -> None:
+        """Begin to build a kernel that `load` will be given, while others are still being written."""
 
     async def load(self, program: Program, plan: Plan, externals: Mapping[str, int]) -> Session:
         """Build pipelines and owned buffers; bind ``external`` buffers by key."""

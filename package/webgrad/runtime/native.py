@@ -39,6 +39,7 @@ from webgrad.runtime.webgpu import error_from, target_of, whole_words
 if TYPE_CHECKING:
     from webgrad.compiler.plan import Plan
     from webgrad.compiler.program import Binding, KernelSpec, Program
+    from webgrad.wgsl.emit import Kernel
 
 Value = TypeVar("Value")
 
@@ -153,6 +154,9 @@ class NativeExecutor:
             return self.reading(encoder, copies, (self.counts,), lambda raw: raw[:nbytes].copy())
         except self.GPUError as error:
             return Failed(self.told(error))
+
+    def prepare(self, kernel: Kernel) -> None:
+        """Nothing: `load` makes all pipelines side by side."""
 
     async def load(self, program: Program, plan: Plan, externals: Mapping[str, int]) -> NativeSession:
         self._check()

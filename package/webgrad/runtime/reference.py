@@ -25,6 +25,7 @@ from webgrad.ir import NUMPY_DTYPES, STORED_DTYPES, Node
 from webgrad.ops.random import RandomBits
 from webgrad.ops.reduce import reduce_sum as _SUM
 from webgrad.runtime.executor import Bytes, Stats
+from webgrad.wgsl.emit import Kernel
 
 POISON = 0xFF  # four of them are a NaN
 
@@ -78,6 +79,9 @@ class NumpyExecutor:
         """See `Executor.read`."""
         self._stats.maps += 1
         return Ready(self.heap[handle][offset : offset + nbytes].copy())
+
+    def prepare(self, kernel: Kernel) -> None:
+        """Nothing: NumPy builds no kernels."""
 
     async def load(self, program: Program, plan: Plan, externals: Mapping[str, int]) -> NumpySession:
         """See `Executor.load`."""

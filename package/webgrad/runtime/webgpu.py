@@ -28,6 +28,7 @@ from webgrad.runtime.executor import Bytes, Stats
 if TYPE_CHECKING:
     from webgrad.compiler.plan import Plan
     from webgrad.compiler.program import Program
+    from webgrad.wgsl.emit import Kernel
 
 Value = TypeVar("Value")
 
@@ -182,6 +183,11 @@ class WebGPUExecutor:
 
     def read(self, handle: int, offset: int, nbytes: int) -> Awaitable[Bytes]:
         return Pending(self._bridge.read(handle, offset, nbytes), lambda data: copy_of(data, nbytes))
+
+    def prepare(self, kernel: Kernel) -> None:
+        from pyodide.ffi import to_js
+
+        self._bridge.prepare(kernel.wgsl, kernel.name, to_js([b.access for b in kernel.bindings]))
 
     async def load(self, program: Program, plan: Plan, externals: Mapping[str, int]) -> WebGPUSession:
         import js

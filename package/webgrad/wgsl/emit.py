@@ -5,6 +5,7 @@ The templates of the kernel families are in `rows` and `contract`; all share `Ke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,14 +55,17 @@ def emit_kernels(plan: Plan) -> list[Kernel]:
     return finish(emit_steps(plan))
 
 
-def emit_steps(plan: Plan) -> Steps[list[Kernel]]:
-    """`emit_kernels`, kernel by kernel."""
+def emit_steps(plan: Plan, written: Callable[[Kernel], None] | None = None) -> Steps[list[Kernel]]:
+    """`emit_kernels`, kernel by kernel. ``written`` is told of every new text at once."""
     texts: dict[Any, Text] = {}
     table: dict[Any, int] = {}
     kernels: list[Kernel] = []
     for number, scheduled in enumerate(plan.schedule.kernels):
         yield number / len(plan.schedule.kernels)
+        known = len(texts)
         kernels.append(emit_kernel(plan, number, scheduled, texts, table))
+        if written is not None and len(texts) > known:
+            written(kernels[-1])
     return kernels
 
 
