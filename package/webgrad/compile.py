@@ -1,6 +1,6 @@
 """compile_module and compile_forward: the one place that knows every stage.
 
-factory, forward, inputs → trace → gradient → optimizer → schedule → plan → kernels → Program → executor
+factory, forward, inputs → trace → gradient → optimizer → (lowering.py) → Program → executor
 """
 
 from __future__ import annotations
@@ -15,27 +15,22 @@ from webgrad import debug
 from webgrad.arrays import Input, as_input
 from webgrad.autograd import append_grad, check_loss
 from webgrad.compiled import IR, Compiled, CompiledForward, CompiledModule, ForwardParts, TrainParts
-from webgrad.compiler.plan import plan_buffers
-from webgrad.compiler.schedule import schedule_steps
-from webgrad.compiler.simplify import simplify_steps
 from webgrad.compiler.target import Target
 from webgrad.errors import InputError, ShapeError, TraceError
-from webgrad.ir import ArenaRange, Graph, Layout, Node
+from webgrad.ir import ArenaRange, Graph, Layout
 from webgrad.layout import make_layout
+from webgrad.lowering import Traced, lowered, lowering
 from webgrad.nn.module import Module, build_model, materialize_params
 from webgrad.optim import Optimizer, append_optimizer
 from webgrad.runtime.devices import open_executor
 from webgrad.runtime.executor import Executor
 from webgrad.runtime.store import Params
-from webgrad.stages import Conductor, Progress, Work, once, stage
+from webgrad.stages import Conductor, Progress, Work
 from webgrad.tensor import Tensor
 from webgrad.trace import tensor_input, trace
-from webgrad.tune import tuned
-from webgrad.wgsl.emit import Kernel, emit_steps
-from webgrad.wgsl.link import make_program
 
 Loaded = TypeVar("Loaded", bound=Compiled)
-Written = Callable[[Kernel], None] | None
+AnyParts = TypeVar("AnyParts", TrainParts, ForwardParts)
 
 
 def bind_inputs(forward: Callable[..., Any], names: Sequence[str]) -> Callable[[Any, dict[str, Any]], Any]:
@@ -121,24 +116,6 @@ def _rebuilder(result: Any) -> Callable[[list[Any]], Any]:
     return lambda arrays: arrays[0]
 
 
-def lowering(
-    graph: Graph,
-    grads: dict[str, Tensor],
-    loss: Node | None,
-    layout: Layout,
-    target: Target,
-    entry: str,
-    written: Written = None,
-) -> Work[IR]:
-    """Simplify, schedule, plan, emit and link a finished graph; ``written`` is told of each new kernel."""
-    small = yield from stage("simplify", simplify_steps(graph, target))
-    sched = yield from stage("schedule", schedule_steps(small, target))
-    plan = yield from stage("plan", once(plan_buffers, sched, layout))
-    kernels = yield from stage("emit", emit_steps(plan, written))
-    program = yield from stage("program", once(make_program, plan, kernels, entry))
-    return IR(graph, grads, loss, sched, plan, kernels, program)
-
-
 def _flag(name: str, value: Any) -> bool:
     """``value``, which must be True or False."""
     if not isinstance(value, bool):
@@ -165,22 +142,18 @@ def build_training(
     target: Target,
 ) -> TrainParts:
     """Everything of `compile_module` that needs no device."""
-    conductor = Conductor()
-    parts = conductor.finish(training_work(factory, forward, inputs, optimizer, seed, target))
-    parts.timings = conductor.seconds
-    return parts
+    return _straight(trace_training(factory, forward, inputs, optimizer, seed, target))
 
 
-def training_work(
+def trace_training(
     factory: Any,
     forward: Callable[..., Any],
     inputs: Mapping[str, Any],
     optimizer: Optimizer | None,
     seed: int,
     target: Target,
-    written: Written = None,
-) -> Work[TrainParts]:
-    """`build_training`, piece by piece."""
+) -> Work[Traced[TrainParts]]:
+    """Trace the loss, append its gradient and the optimizer."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise InputError(
             f"optimizer must be an optimizer such as webgrad.optim.Adam(lr=1e-3), found {optimizer!r}"
@@ -198,8 +171,11 @@ def training_work(
     grads = append_grad(graph, result)
     yield "optimizer", 0.0
     layout = append_optimizer(graph, grads, optimizer, target.max_binding_bytes)
-    ir = yield from lowering(graph, grads, result, layout, target, "step", written)
-    return TrainParts(ir, model, layout, seed, optimizer)
+
+    def parts(ir: IR) -> TrainParts:
+        return TrainParts(ir, model, layout, seed, optimizer)
+
+    return Traced(graph, grads, result, layout, target, "step", parts)
 
 
 def build_forward(
@@ -211,28 +187,40 @@ def build_forward(
     target: Target,
 ) -> ForwardParts:
     """Everything of `compile_forward` that needs no device."""
-    conductor = Conductor()
-    parts = conductor.finish(forward_work(factory, forward, inputs, shared, seed, target))
-    parts.timings = conductor.seconds
-    return parts
+    return _straight(trace_inference(factory, forward, inputs, shared, seed, target))
 
 
-def forward_work(
+def trace_inference(
     factory: Any,
     forward: Callable[..., Any],
     inputs: Mapping[str, Any],
     shared: Params | None,
     seed: int,
     target: Target,
-    written: Written = None,
-) -> Work[ForwardParts]:
-    """`build_forward`, piece by piece."""
+) -> Work[Traced[ForwardParts]]:
+    """Trace the forward alone."""
     specs = _specs(inputs, seed)
     yield "trace", 0.0
     graph, model, result = _trace_forward(factory, forward, specs, training=False)
     layout = _shared_layout(graph, shared, target)
-    ir = yield from lowering(graph, {}, None, layout, target, "run", written)
-    return ForwardParts(ir, model, layout, seed, _rebuilder(result))
+
+    def parts(ir: IR) -> ForwardParts:
+        return ForwardParts(ir, model, layout, seed, _rebuilder(result))
+
+    return Traced(graph, {}, None, layout, target, "run", parts)
+
+
+def _straight(tracing: Work[Traced[AnyParts]]) -> AnyParts:
+    """Trace and lower without a pause."""
+
+    def work() -> Work[AnyParts]:
+        traced = yield from tracing
+        return traced.parts((yield from lowering(traced)))
+
+    conductor = Conductor()
+    parts = conductor.finish(work())
+    parts.timings = conductor.seconds
+    return parts
 
 
 def _shared_layout(graph: Graph, shared: Params | None, target: Target) -> Layout:
@@ -266,6 +254,7 @@ async def compile_module(
     seed: int = 0,
     device: Any = "auto",
     tune: bool = False,
+    cache: bool = True,
     on_progress: Callable[[Progress], Any] | None = None,
 ) -> CompiledModule:
     """Compile a training program.
@@ -282,6 +271,7 @@ async def compile_module(
         device: ``"auto"``, ``"webgpu"``, ``"numpy"`` or, outside a page, ``"native"`` (this machine's GPU).
         tune: time a few strategies of each matrix product and convolution on this adapter, and use and
             remember the fastest (a few tenths of a second each, the first time). Ignored on NumPy.
+        cache: remember the compiled program (see the guide), so that the next visit only traces the model.
         on_progress: called with a `Progress` as the stages go by; what it raises ends the compilation.
 
     Raises:
@@ -290,14 +280,10 @@ async def compile_module(
         CompileError: a kernel the adapter refuses.
     """
     executor = await open_executor(device)
-    conductor = Conductor(on_progress)
-    written = None if _flag("tune", tune) else executor.prepare
-    parts = await conductor.run(
-        training_work(factory, forward, inputs, optimizer, seed, executor.target, written)
+    tracing = trace_training(factory, forward, inputs, optimizer, seed, executor.target)
+    return await _compile(
+        tracing, executor, lambda parts: CompiledModule(parts, executor), tune, cache, on_progress
     )
-    if tune:
-        parts.ir = await conductor.wait("tune", lambda: tuned(parts.ir, executor))
-    return await _load(CompiledModule(parts, executor), conductor)
 
 
 async def create_runtime(parts: TrainParts, executor: Executor) -> CompiledModule:
@@ -314,6 +300,7 @@ async def compile_forward(
     seed: int = 0,
     device: Any = "auto",
     tune: bool = False,
+    cache: bool = True,
     on_progress: Callable[[Progress], Any] | None = None,
 ) -> CompiledForward:
     """Compile an inference program: no gradient, no optimizer.
@@ -329,14 +316,10 @@ async def compile_forward(
     if shared is not None:
         shared.check()
     executor = shared.owner.executor if shared is not None else await open_executor(device)
-    conductor = Conductor(on_progress)
-    written = None if _flag("tune", tune) else executor.prepare
-    parts = await conductor.run(
-        forward_work(factory, forward, inputs, shared, seed, executor.target, written)
+    tracing = trace_inference(factory, forward, inputs, shared, seed, executor.target)
+    return await _compile(
+        tracing, executor, lambda parts: CompiledForward(parts, executor, shared), tune, cache, on_progress
     )
-    if tune:
-        parts.ir = await conductor.wait("tune", lambda: tuned(parts.ir, executor))
-    return await _load(CompiledForward(parts, executor, shared), conductor)
 
 
 async def create_forward_runtime(
@@ -344,6 +327,24 @@ async def create_forward_runtime(
 ) -> CompiledForward:
     """Load a forward program on an executor and initialise the parameters it owns."""
     return await _load(CompiledForward(parts, executor, shared), Conductor())
+
+
+async def _compile(
+    tracing: Work[Traced[AnyParts]],
+    executor: Executor,
+    make: Callable[[AnyParts], Loaded],
+    tune: bool,
+    cache: bool,
+    on_progress: Callable[[Progress], Any] | None,
+) -> Loaded:
+    """Trace, lower or recall, load."""
+    tune, cache = _flag("tune", tune), _flag("cache", cache)
+    conductor = Conductor(on_progress)
+    traced = await conductor.run(tracing)
+    ir, keep = await lowered(traced, executor, conductor, tune, cache)
+    compiled = await _load(make(traced.parts(ir)), conductor)
+    await keep()
+    return compiled
 
 
 async def _load(compiled: Loaded, conductor: Conductor) -> Loaded:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,15 +47,27 @@ class RunResult(NamedTuple):
 
 @dataclass(frozen=True)
 class IR:
-    """Every stage of a compiled program, for reading: each prints."""
+    """Every stage of a compiled program, for reading: each prints.
+
+    ``planning`` gives the plan. A program that was remembered has none yet: then it is made at its first use.
+    """
 
     graph: Graph
     param_grads: dict[str, Tensor]
     loss: Node | None
-    schedule: Schedule
-    plan: Plan
+    planning: Callable[[], Plan]
     kernels: list[Kernel]
     program: Program
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Where every stored value lives."""
+        return self.planning()
+
+    @property
+    def schedule(self) -> Schedule:
+        """What each kernel computes."""
+        return self.plan.schedule
 
 
 class Pending:
@@ -122,8 +134,9 @@ class Compiled:
         externals = {b.key: b.bytes for b in self.ir.program.buffers if b.kind == "external"}
         arenas = {arena: n * ITEM_BYTES for arena, n in self._parts.layout.arenas.items()}
         handles = {k: self.params.store_of(k).ensure(k, n) for k, n in {**arenas, **externals}.items()}
+        plan = self.ir.plan if self._executor.needs_plan else None
         self._session = await self._executor.load(
-            self.ir.program, self.ir.plan, {key: handles[key] for key in externals}
+            self.ir.program, plan, {key: handles[key] for key in externals}
         )
         self._finalizer = weakref.finalize(self, _free, self._session, self.params.owner)
         self.upload_initial_params()

@@ -23,7 +23,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -35,8 +36,8 @@ Work = Generator[tuple[str, float], None, T]
 
 #: every stage in its order, with its usual share of the time: for a bar that moves evenly
 STAGES = {
-    "trace": 4, "gradient": 3, "optimizer": 1, "simplify": 4, "schedule": 35, "plan": 1, "emit": 30,
-    "program": 2, "tune": 0, "pipelines": 20,
+    "trace": 4, "gradient": 3, "optimizer": 1, "recall": 1, "simplify": 4, "schedule": 35, "plan": 1,
+    "emit": 30, "program": 2, "tune": 0, "pipelines": 20,
 }  # fmt: skip
 
 #: seconds of work between two breaths of the page
@@ -130,10 +131,16 @@ class Conductor:
 
     async def wait(self, name: str, begin: Callable[[], Awaitable[T]]) -> T:
         """Await the stage ``name``, most of whose work is done elsewhere; ``begin()`` starts it."""
+        with self.during(name):
+            return await begin()
+
+    @contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        """The block is (part of) the stage ``name``."""
         self._tell(name, 0.0)
         start = time.perf_counter()
         try:
-            return await begin()
+            yield
         finally:
             self._charge(name, start)
 

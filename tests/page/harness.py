@@ -8,6 +8,7 @@ import base64
 import gc
 import inspect
 import linecache
+import os
 import pickle
 import traceback
 
@@ -17,6 +18,14 @@ import numpy as np
 import webgrad as wg
 
 keep = {}
+
+
+def forget():
+    """No test meets what another one left in the cache."""
+    os.environ["WEBGRAD_CACHE"] = "off"
+
+
+forget()
 
 
 async def run_request(request):
@@ -61,6 +70,7 @@ def _pickled(reply):
 def end_test():
     """Drop what the test kept and free webgrad's GPU objects."""
     keep.clear()
+    forget()
     if hasattr(wg, "destroy_all"):
         wg.destroy_all()
     gc.collect()

@@ -86,7 +86,7 @@ def test_a_device_lost_in_mid_training_ends_every_call_and_training_goes_on_afte
 
 def test_a_broken_kernel_names_the_kernel_the_operation_and_the_users_line(page_py):
     async def broken():
-        import webgrad.compile as compiler
+        import webgrad.lowering as compiler
 
         link = compiler.make_program
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 
 def test_what_was_put_comes_back_after_a_reload(page_py):
     async def fill():
+        import os
+
         from webgrad import storage
 
+        os.environ.pop(storage.VARIABLE, None)
         await storage.clear("test")
         before = await storage.get("test", "key")
         kept = await storage.put("test", "key", b"\0\xff value")
         return before, kept, await storage.put("test2", "key", b"other")
 
     async def look():
+        import os
+
         from webgrad import storage
 
+        os.environ.pop(storage.VARIABLE, None)
         found = [await storage.get(n, "key") for n in ("test", "test2")]
         await storage.clear("test")
         return found, [await storage.get(n, "key") for n in ("test", "test2")]
@@ -28,9 +34,11 @@ def test_what_was_put_comes_back_after_a_reload(page_py):
 def test_it_is_bounded_and_leaves_no_proxies(page_py, proxy_counts):
     async def fill():
         import asyncio
+        import os
 
         from webgrad import storage
 
+        os.environ.pop(storage.VARIABLE, None)
         most, storage.MOST_BYTES = storage.MOST_BYTES, 30
         try:
             await storage.clear("test")
@@ -53,8 +61,11 @@ def test_it_is_bounded_and_leaves_no_proxies(page_py, proxy_counts):
 
 def test_a_browser_without_it_is_no_error(page_py):
     async def without():
+        import os
+
         from webgrad import storage
 
+        os.environ.pop(storage.VARIABLE, None)
         found = []
         refused = "r.onerror({type: 'error', preventDefault() {}})"
         databases = [

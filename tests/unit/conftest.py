@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from webgrad import storage
 from webgrad.compiler import check
 from webgrad.runtime.reference import NumpyExecutor
 
@@ -19,4 +20,12 @@ def every_program_is_checked():
     """Whatever a test compiles goes through `webgrad.compiler.check`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check, "wanted", lambda: True)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_is_remembered():
+    """No test meets what another one, or another run, left in the cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(storage.VARIABLE, "off")
         yield

@@ -14,10 +14,11 @@ from webgrad import compile as compiling
 from webgrad import nn, stages, web
 from webgrad.compile import build_training
 from webgrad.compiler.simplify import simplify
+from webgrad.lowering import lowering
 from webgrad.runtime.reference import NumpyExecutor
 from webgrad.stages import Conductor, finish, once, stage
 
-STAGES = [name for name in stages.STAGES if name != "tune"]
+STAGES = [name for name in stages.STAGES if name not in ("recall", "tune")]
 
 
 class Net(nn.Module):
@@ -186,7 +187,8 @@ async def test_without_a_page_compiling_never_pauses():
     watching = asyncio.ensure_future(watch())
     await asyncio.sleep(0)
     before = len(pauses)
-    await Conductor().run(compiling.training_work(Net, loss, {"x": (4, 8)}, None, 0, wg.Target()))
+    traced = finish(compiling.trace_training(Net, loss, {"x": (4, 8)}, None, 0, wg.Target()))
+    await Conductor().run(lowering(traced))
     assert len(pauses) == before
     watching.cancel()
 
@@ -216,7 +218,8 @@ def test_long_stages_come_in_pieces(name):
                 return end.value
             yield found[-1]
 
-    finish(noted(compiling.training_work(Net, loss, {"x": (4, 8)}, wg.optim.Adam(), 0, wg.Target())))
+    traced = finish(compiling.trace_training(Net, loss, {"x": (4, 8)}, wg.optim.Adam(), 0, wg.Target()))
+    finish(noted(lowering(traced)))
     assert [stage for stage, _ in found].count(name) >= {"simplify": 2, "schedule": 50, "emit": 10}[name]
     done = [done for stage, done in found if stage == name]
     assert done == sorted(done) and done[0] >= 0 and done[-1] <= 1

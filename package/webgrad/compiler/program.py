@@ -14,7 +14,8 @@ and named byte ranges. No tensor, model or gradient crosses the border.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 VERSION = 1
@@ -70,6 +71,23 @@ class Range:
     bounds: tuple[int, int] | None = None
 
 
+#: the fields of `Program` that map names to ranges
+TABLES = ("inputs", "scalars", "ranges", "params", "grads")
+
+
+def _range(data: Mapping[str, Any]) -> Range:
+    bounds = data["bounds"]
+    return Range(
+        **{**data, "shape": tuple(data["shape"]), "bounds": None if bounds is None else tuple(bounds)}
+    )
+
+
+def _kernel(data: Mapping[str, Any]) -> KernelSpec:
+    lists = {name: tuple(data[name]) for name in ("workgroups", "nodes", "sites")}
+    bindings = tuple(Binding(**b) for b in data["bindings"])
+    return KernelSpec(**{**data, **lists, "bindings": bindings})
+
+
 @dataclass(frozen=True)
 class Program:
     """See the module's docstring. ``inputs`` and ``scalars`` are ranges of the upload buffer."""
@@ -96,12 +114,32 @@ class Program:
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, without the blobs."""
         data = {k: getattr(self, k) for k in ("version", "modules", "entries", "features")}
-        data["buffers"] = [asdict(b) for b in self.buffers]
-        data["kernels"] = [asdict(k) for k in self.kernels]
+        data["buffers"] = [vars(b) for b in self.buffers]
+        data["kernels"] = [{**vars(k), "bindings": [vars(b) for b in k.bindings]} for k in self.kernels]
         data["upload"] = {"buffer": self.upload_buffer, "bytes": self.upload_bytes}
-        for name in ("inputs", "scalars", "ranges", "params", "grads"):
-            data[name] = {key: asdict(value) for key, value in getattr(self, name).items()}
+        for name in TABLES:
+            data[name] = {key: vars(value) for key, value in getattr(self, name).items()}
         return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], blobs: tuple[bytes, ...]) -> Program:
+        """The program of `to_dict`'s result, before or after it was JSON, and its blobs.
+
+        Raises `KeyError`, `TypeError` or `ValueError` for anything else.
+        """
+        if data["version"] != VERSION:
+            raise ValueError(f"program version {data['version']}, not {VERSION}")
+        tables: dict[str, Any] = {t: {name: _range(r) for name, r in data[t].items()} for t in TABLES}
+        return cls(
+            buffers=tuple(BufferSpec(**b) for b in data["buffers"]),
+            modules=tuple(data["modules"]),
+            kernels=tuple(_kernel(k) for k in data["kernels"]),
+            entries={name: tuple(order) for name, order in data["entries"].items()},
+            upload_buffer=data["upload"]["buffer"],
+            features=tuple(data["features"]),
+            blobs=blobs,
+            **tables,
+        )
 
     def to_json(self) -> str:
         """The text the bridge parses."""

@@ -73,6 +73,8 @@ class Executor(Protocol):
     """One device (or one NumPy heap) and its queue."""
 
     name: str
+    #: whether it interprets the plan (the program alone is enough for a GPU)
+    needs_plan: bool
     target: Target
     adapter: Mapping[str, Any]
 
@@ -94,8 +96,10 @@ class Executor(Protocol):
     def prepare(self, kernel: Kernel) -> None:
         """Begin to build a kernel that `load` will be given, while others are still being written."""
 
-    async def load(self, program: Program, plan: Plan, externals: Mapping[str, int]) -> Session:
-        """Build pipelines and owned buffers; bind ``external`` buffers by key."""
+    async def load(self, program: Program, plan: Plan | None, externals: Mapping[str, int]) -> Session:
+        """Build pipelines and owned buffers; bind ``external`` buffers by key. ``plan`` may be None unless
+        the executor needs it.
+        """
 
     def stats(self) -> Stats:
         """Counts of the whole executor."""

@@ -70,6 +70,7 @@ class NativeExecutor:
     """One wgpu device; see `webgrad.runtime.executor.Executor` for what each method promises."""
 
     name = "native"
+    needs_plan = False
 
     def __init__(self, device: Any) -> None:
         import wgpu
@@ -158,7 +159,7 @@ class NativeExecutor:
     def prepare(self, kernel: Kernel) -> None:
         """Nothing: `load` makes all pipelines side by side."""
 
-    async def load(self, program: Program, plan: Plan, externals: Mapping[str, int]) -> NativeSession:
+    async def load(self, program: Program, plan: Plan | None, externals: Mapping[str, int]) -> NativeSession:
         self._check()
         missing = [name for name in program.features if name not in self.adapter["features"]]
         if missing:

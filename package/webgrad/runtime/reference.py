@@ -45,6 +45,7 @@ class NumpyExecutor:
     """Buffers are byte arrays; every call has run when it returns."""
 
     name = "numpy"
+    needs_plan = True
 
     def __init__(self, level: str = "graph", float64: bool = False, target: Target | None = None) -> None:
         if level not in ("graph", "schedule"):
@@ -83,8 +84,9 @@ class NumpyExecutor:
     def prepare(self, kernel: Kernel) -> None:
         """Nothing: NumPy builds no kernels."""
 
-    async def load(self, program: Program, plan: Plan, externals: Mapping[str, int]) -> NumpySession:
+    async def load(self, program: Program, plan: Plan | None, externals: Mapping[str, int]) -> NumpySession:
         """See `Executor.load`."""
+        assert plan is not None
         return NumpySession(self, program, plan, externals)
 
     def stats(self) -> Stats:

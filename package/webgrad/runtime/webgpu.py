@@ -149,6 +149,7 @@ class WebGPUExecutor:
     """One GPU device; see `webgrad.runtime.executor.Executor` for what each method promises."""
 
     name = "webgpu"
+    needs_plan = False
 
     def __init__(self, bridge: Any) -> None:
         self._bridge = bridge
@@ -189,7 +190,7 @@ class WebGPUExecutor:
 
         self._bridge.prepare(kernel.wgsl, kernel.name, to_js([b.access for b in kernel.bindings]))
 
-    async def load(self, program: Program, plan: Plan, externals: Mapping[str, int]) -> WebGPUSession:
+    async def load(self, program: Program, plan: Plan | None, externals: Mapping[str, int]) -> WebGPUSession:
         import js
         from pyodide.ffi import to_js
 
