@@ -6,7 +6,7 @@ import pytest
 
 
 async def tuned_product(adapter_class):
-    """Twice the same tuned product: errors, strategies, candidates timed by each, what is left and unharmed."""
+    """Twice the same tuned product: errors, strategies, candidates timed, what is left and unharmed."""
     import dataclasses
 
     from webgrad import storage, tune
