@@ -8,6 +8,7 @@ import pytest
 async def tuned_product(adapter_class):
     """Twice the same tuned product: errors, strategies, candidates timed, what is left and unharmed."""
     import dataclasses
+    import os
 
     from webgrad import storage, tune
     from webgrad.runtime.webgpu import open_webgpu
@@ -15,6 +16,7 @@ async def tuned_product(adapter_class):
     executor = await open_webgpu()
     plain = executor.target
     executor.target = dataclasses.replace(plain, adapter_class=adapter_class, quads=False)
+    os.environ.pop(storage.VARIABLE, None)
     await storage.clear("tuning")
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(s).astype(np.float32) for s in ((40, 72), (72, 36)))
@@ -32,7 +34,7 @@ async def tuned_product(adapter_class):
             priced.clear()
             owner = await compile_product(x, w, tune=False)
             params = await owner.download_params()
-            program = await compile_product(x, w, tune=True, shared_params=owner.params)
+            program = await compile_product(x, w, tune=True, cache=False, shared_params=owner.params)
             timed.append(len(priced))
             errors.append(float(np.abs(await program.run({"x": x}) - np.maximum(x @ w, 0)).max()))
             strategies += [str(k.body.strategy) for k in program.ir.schedule.kernels if k.kind == "contract"]
@@ -41,6 +43,7 @@ async def tuned_product(adapter_class):
             left.append((executor.stats().buffers <= before.buffers + 2, same))  # but for idle staging
     finally:
         executor.target, tune._price = plain, price
+        await storage.clear("tuning")
     return errors, strategies, timed, left
 
 
