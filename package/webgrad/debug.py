@@ -1,5 +1,5 @@
 """What ``WEBGRAD_DEBUG`` prints of each program that was compiled: 1 the time of each stage, 2 also what its
-kernels compute, 3 their text.
+kernels compute, 3 their text. From 1 on `compiler.check` checks the program, too.
 """
 
 from __future__ import annotations

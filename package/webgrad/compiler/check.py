@@ -17,13 +17,13 @@ raises `CompileError` naming the kernel, the buffer and both values.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from webgrad import debug
 from webgrad.compiler.indexing import Expr
 from webgrad.compiler.kernels import Contraction, Rows, ScheduledKernel, Store
 from webgrad.compiler.plan import Plan
@@ -40,7 +40,7 @@ AFTER = 1 << 30
 
 def wanted() -> bool:
     """Whether programs are to be checked as they are compiled."""
-    return os.environ.get("WEBGRAD_DEBUG", "0") not in ("", "0")
+    return debug.level() > 0
 
 
 def check_program(plan: Plan, program: Program) -> None:
