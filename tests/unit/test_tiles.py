@@ -15,9 +15,9 @@ from tests.unit.native import native as native_executor
 from tests.unit.test_programs import assert_close
 from webgrad.compile import build_forward, build_training, create_forward_runtime
 from webgrad.compiler import strategy
-from webgrad.compiler.kernels import WORKGROUP_BYTES, Contraction, Quads, Registers, Tiles
+from webgrad.compiler.kernels import Contraction, Quads, Registers, Tiles
 from webgrad.compiler.strategy import Row
-from webgrad.compiler.target import Target
+from webgrad.compiler.target import DEFAULT, Target
 from webgrad.runtime.reference import NumpyExecutor
 
 HARDWARE = Target("hardware")
@@ -87,7 +87,7 @@ def test_software_adapters_use_no_barriers():
 def test_every_row_of_the_table_fits_every_adapter():
     for row in strategy.HARDWARE:
         tiles = row.tiles
-        assert tiles.bytes <= WORKGROUP_BYTES and tiles.threads <= 256
+        assert tiles.bytes <= DEFAULT.max_workgroup_bytes and tiles.threads <= 256
         assert tiles.m % tiles.rows == tiles.n % tiles.cols == tiles.rows % 4 == tiles.cols % 4 == 0
         assert tiles.k % (4 * tiles.slices) == 0
 

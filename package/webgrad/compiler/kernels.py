@@ -19,8 +19,6 @@ from webgrad.ir import Graph, Node, Site, numel
 
 Kind = Literal["map", "row", "contract"]
 Side = Literal["left", "right"]
-#: bytes of workgroup memory that every adapter grants
-WORKGROUP_BYTES = 16_384
 
 
 @dataclass(frozen=True)
@@ -119,8 +117,8 @@ class Tiles:
         return staged + (16 * self.group * sums if self.slices > 1 else 0)
 
     def fits(self, target: Target) -> bool:
-        """Whether every adapter of this kind can run it."""
-        return self.bytes <= WORKGROUP_BYTES and self.threads <= target.max_workgroup_size
+        """Whether the target has the workgroup memory and threads."""
+        return self.bytes <= target.max_workgroup_bytes and self.threads <= target.max_workgroup_size
 
     def blocks(self, c: Contraction) -> int:
         """Workgroups of a product."""
