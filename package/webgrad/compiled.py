@@ -22,7 +22,7 @@ from webgrad.compiler.program import Program, Range
 from webgrad.errors import CheckpointError, InputError
 from webgrad.ir import ITEM_BYTES, STORED_DTYPES, ArenaRange, Graph, Layout, Node
 from webgrad.nn.module import Module, initial_values
-from webgrad.optim import Optimizer, grad_arena, slot_arena
+from webgrad.optim import Optimizer, grad_arena, per_step, slot_arena
 from webgrad.runtime.executor import Executor, Session, Stats
 from webgrad.runtime.store import Params, ParamStore
 from webgrad.tensor import Tensor
@@ -262,9 +262,10 @@ class CompiledModule(Compiled):
 
     def __init__(self, parts: TrainParts, executor: Executor) -> None:
         super().__init__(parts, executor)
-        self.optimizer = parts.optimizer
+        self.optimizer: Optimizer | None = None
         if parts.optimizer is not None:
             self._grouping = parts.optimizer.grouping(parts.ir.graph.params)
+            self._use(parts.optimizer)
         #: applied optimizer updates so far
         self.t = 0
 
@@ -298,7 +299,7 @@ class CompiledModule(Compiled):
         t = self.t + 1
         scalars: dict[str, float] = {"seed": self._seed, "rng_step": self._runs & 0xFFFFFFFF}
         if self.optimizer is not None:
-            scalars |= self.optimizer.per_step(t, self._grouping)
+            scalars |= per_step(self._groups, t)
         self._pack(inputs, scalars)
         waiting = session.run("step", self._upload, reads)
         self.t, self._runs = t, self._runs + 1
@@ -315,7 +316,11 @@ class CompiledModule(Compiled):
         """Change hyperparameters (``lr=…``) from the next step on, without recompiling."""
         if self.optimizer is None:
             raise InputError("this program has no optimizer to set")
-        self.optimizer = self.optimizer.set(**hyper)
+        self._use(self.optimizer.set(**hyper))
+
+    def _use(self, optimizer: Optimizer) -> None:
+        """Take the hyperparameters of the steps to come; what follows from them alone is not for every step."""
+        self.optimizer, self._groups = optimizer, optimizer.grouped_by(self._grouping)
 
     def _slots(self) -> tuple[str, ...]:
         return self.optimizer.slots if self.optimizer is not None else ()
@@ -380,7 +385,8 @@ class CompiledModule(Compiled):
             writes += self._fitting(slot, values, partial(slot_arena, slot))
         for where, array in writes:
             self.params.owner.write(where, array)
-        self.optimizer = optimizer
+        if optimizer is not None:
+            self._use(optimizer)
         self.t, self._runs, self._seed = int(state["t"]), int(state["rng_step"]), int(state["seed"])
 
     def _fitting(

@@ -18,14 +18,14 @@ Every optimizer also takes, by keyword,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from webgrad.errors import InputError
-from webgrad.groups import Group, Grouping, resolve
+from webgrad.groups import Factors, Group, Grouping, resolve
 from webgrad.groups import vectors as vectors
 from webgrad.ir import Graph, Layout, Node
 from webgrad.layout import make_layout
@@ -94,16 +94,14 @@ class Optimizer:
         """Factors of the parameters that train. Raises `InputError` for a group that matches none."""
         return resolve(self.groups, {n: p.shape for n, p in params.items() if p.dtype == "f32"})
 
-    def per_step(self, t: int, grouping: Grouping) -> dict[str, float]:
-        """All per-step numbers at step ``t`` (from 1): those of the first factors by name, those of the k-th
-        as ``name/k``, and ``clip_norm``.
-        """
-        found = {} if self.clip_norm is None else {"clip_norm": self.clip_norm}
-        for number, factors in enumerate(grouping.factors):
+    def grouped_by(self, grouping: Grouping) -> tuple[Optimizer, ...]:
+        """The optimizer of each group of factors: this one, its hyperparameters multiplied."""
+
+        def multiplied(factors: Factors) -> Optimizer:
             own: dict[str, Any] = {h: getattr(self, h) * getattr(factors, h) for h in self.grouped}
-            values = replace(self, **own).scalars(t)
-            found |= {_numbered(name, number): value for name, value in values.items()}
-        return found
+            return replace(self, **own)
+
+        return tuple(map(multiplied, grouping.factors))
 
     def set(self, **hyper: float) -> Optimizer:
         """A copy with other hyperparameters. Raises `InputError` for an unknown name, a value that is no
@@ -117,6 +115,17 @@ class Optimizer:
                 raise InputError(f"{name} must be a number, found {value!r}")
         values: dict[str, Any] = {name: float(value) for name, value in hyper.items()}
         return replace(self, **values)
+
+
+def per_step(groups: Sequence[Optimizer], t: int) -> dict[str, float]:
+    """All per-step numbers at step ``t`` (from 1) of `Optimizer.grouped_by`: those of the first group by name,
+    those of the k-th as ``name/k``, and ``clip_norm``.
+    """
+    clip = groups[0].clip_norm
+    found = {} if clip is None else {"clip_norm": clip}
+    for number, optimizer in enumerate(groups):
+        found |= {_numbered(name, number): value for name, value in optimizer.scalars(t).items()}
+    return found
 
 
 def _numbered(name: str, number: int) -> str:

@@ -17,7 +17,7 @@ from webgrad import nn
 from webgrad.compile import build_forward, build_training, create_forward_runtime, create_runtime
 from webgrad.compiler.target import Target
 from webgrad.ir import ArenaRange, Layout
-from webgrad.optim import Group, vectors
+from webgrad.optim import Group, per_step, vectors
 from webgrad.runtime.reference import NumpyExecutor
 
 LEVELS = ("graph", "schedule")
@@ -222,7 +222,8 @@ def check_one_update(parts, optimizer):
 def leaves_at_start(parts, optimizer, values, params):
     """Every leaf's value in the first step."""
     leaves = {**values, **params, "seed": SEED, "rng_step": 0}
-    leaves |= optimizer.per_step(1, optimizer.grouping(parts.ir.graph.params)) if optimizer else {}
+    if optimizer:
+        leaves |= per_step(optimizer.grouped_by(optimizer.grouping(parts.ir.graph.params)), 1)
     for name, node in parts.ir.graph.states.items():
         leaves[name] = np.zeros(node.shape)
         for param, where in parts.layout.ranges.items():
