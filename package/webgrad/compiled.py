@@ -319,7 +319,7 @@ class CompiledModule(Compiled):
         self._use(self.optimizer.set(**hyper))
 
     def _use(self, optimizer: Optimizer) -> None:
-        """Take the hyperparameters of the steps to come; what follows from them alone is not for every step."""
+        """Take the hyperparameters of the steps to come, and what follows from them alone."""
         self.optimizer, self._groups = optimizer, optimizer.grouped_by(self._grouping)
 
     def _slots(self) -> tuple[str, ...]:

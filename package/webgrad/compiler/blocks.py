@@ -6,6 +6,8 @@ templates must mean the same.
 
 from __future__ import annotations
 
+from functools import cache
+
 from webgrad.compiler.indexing import Expr, Indexer
 from webgrad.compiler.kernels import Contraction, Quads, Registers, Side
 from webgrad.compiler.target import Target
@@ -88,10 +90,22 @@ MAKE, STEPS = 350_000.0, 1000
 #: threads that keep the adapter busy
 BUSY = 64
 LARGEST_BLOCK = 128
+#: batch, m, n and k of a product
+Sizes = tuple[int, int, int, int]
 
 
 def quad_blocks(ix: Indexer, c: Contraction) -> list[Quads]:
     """Some good blocks, the one that is likely to be fastest first, by what their text would do."""
+    sizes = (c.batch, c.m, c.n, c.k)
+    good = list(_good_blocks(sizes, c.loops[-1][1]))
+    if len(c.loops) == 1:
+        return good
+    return sorted(good, key=lambda choice: _price(sizes, choice, *_loads(ix, c, choice)))
+
+
+@cache
+def _good_blocks(sizes: Sizes, turns: int) -> tuple[Quads, ...]:
+    """The best eight as far as sizes tell, the innermost loop over k taking so many turns."""
     sides: tuple[Side, Side] = ("left", "right")
     options = [
         Quads(shared, own, unroll, side)
@@ -99,21 +113,20 @@ def quad_blocks(ix: Indexer, c: Contraction) -> list[Quads]:
         for shared in (4, 8, 16, 32)
         for own in range(1, 9)
         for unroll in (1, 2, 3, 4)
-        if shared * own <= LARGEST_BLOCK and c.loops[-1][1] % unroll == 0
+        if shared * own <= LARGEST_BLOCK and turns % unroll == 0
     ]
-    options.sort(key=lambda choice: _price(c, choice, choice.shared / 4 + choice.own, 0.0))
-    if len(c.loops) == 1:
-        return options[:8]
-    return sorted(options[:8], key=lambda choice: _price(c, choice, *_loads(ix, c, choice)))
+    options.sort(key=lambda choice: _price(sizes, choice, choice.shared / 4 + choice.own, 0.0))
+    return tuple(options[:8])
 
 
-def _price(c: Contraction, choice: Quads, loads: float, setup: float) -> float:
+def _price(sizes: Sizes, choice: Quads, loads: float, setup: float) -> float:
     """Nanoseconds of one core, where a step of k costs as much as ``loads`` loads."""
     ts, to, unroll = choice.shared, choice.own, choice.unroll
-    shared, own = (c.m, c.n) if choice.side == "left" else (c.n, c.m)
-    quads = c.batch * -(-shared // ts) * -(-own // (4 * to))
+    batch, m, n, k = sizes
+    shared, own = (m, n) if choice.side == "left" else (n, m)
+    quads = batch * -(-shared // ts) * -(-own // (4 * to))
     step = LOAD * loads + BROADCAST * ts + MULTIPLY_ADD * ts * to
-    turns = step * c.k + (TURN + 0.5 * ts * to) * c.k / unroll
+    turns = step * k + (TURN + 0.5 * ts * to) * k / unroll
     idle = max(1.0, BUSY / (4 * quads))
     make = MAKE * unroll * (8 * loads + ts + ts * to) / STEPS
     return (quads * (turns + ELEMENT * ts * to + setup)) * idle**0.7 + make
