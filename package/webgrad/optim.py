@@ -118,7 +118,7 @@ class Optimizer:
 
 
 def per_step(groups: Sequence[Optimizer], t: int) -> dict[str, float]:
-    """All numbers of step ``t`` (from 1) of what `Optimizer.grouped_by` gives: those of the first group by name,
+    """All numbers of step ``t`` (from 1), given `Optimizer.grouped_by`: those of the first group by name,
     those of the k-th as ``name/k``, and ``clip_norm``.
     """
     clip = groups[0].clip_norm

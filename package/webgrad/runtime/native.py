@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from webgrad.errors import InputError
 from webgrad.runtime.executor import Bytes, Stats
+from webgrad.runtime.gpu import error_from, target_of, whole_words
 from webgrad.runtime.native_device import (
     Failure,
     accepted,
@@ -34,7 +35,6 @@ from webgrad.runtime.native_device import (
     request_device,
 )
 from webgrad.runtime.native_reading import Failed, Reading, Staging, split, words
-from webgrad.runtime.webgpu import error_from, target_of, whole_words
 
 if TYPE_CHECKING:
     from webgrad.compiler.plan import Plan

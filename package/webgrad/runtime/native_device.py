@@ -71,7 +71,7 @@ def accepted(text: str) -> str:
 
 
 def failure(kind: str, message: str) -> Failure:
-    """What `webgrad.runtime.webgpu.error_from` takes."""
+    """What `webgrad.runtime.gpu.error_from` takes."""
     return {"kind": kind, "message": message}
 
 

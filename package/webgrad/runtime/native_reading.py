@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 
 from webgrad.runtime.executor import Bytes, Stats
+from webgrad.runtime.gpu import error_from
 from webgrad.runtime.native_device import Failure
-from webgrad.runtime.webgpu import error_from
 
 if TYPE_CHECKING:
     from webgrad.runtime.native import NativeExecutor
@@ -121,7 +121,7 @@ class Reading(Generic[Value]):
             yield from self._wait(self._staging).__await__()
         if self._failure is not None:
             raise error_from(self._failure)
-        return self._value  # type: ignore[return-value]
+        return cast(Value, self._value)
 
     async def _wait(self, staging: Any) -> None:
         owner = self._owner

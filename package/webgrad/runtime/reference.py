@@ -10,7 +10,7 @@ Both meet the same protocol as the GPU executor, so the same program runs on all
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,9 @@ from webgrad.ir import NUMPY_DTYPES, STORED_DTYPES, Node
 from webgrad.ops.random import RandomBits
 from webgrad.ops.reduce import reduce_sum as _SUM
 from webgrad.runtime.executor import Bytes, Stats
-from webgrad.wgsl.emit import Kernel
+
+if TYPE_CHECKING:
+    from webgrad.wgsl.emit import Kernel
 
 POISON = 0xFF  # four of them are a NaN
 
