@@ -118,8 +118,8 @@ class Optimizer:
 
 
 def per_step(groups: Sequence[Optimizer], t: int) -> dict[str, float]:
-    """All numbers of step ``t`` (from 1), given `Optimizer.grouped_by`: those of the first group by name,
-    those of the k-th as ``name/k``, and ``clip_norm``.
+    """All numbers of step ``t`` (from 1) by name, given `Optimizer.grouped_by`: the first group's as they are,
+    the k-th's as ``name/k``, and ``clip_norm``.
     """
     clip = groups[0].clip_norm
     found = {} if clip is None else {"clip_norm": clip}
