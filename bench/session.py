@@ -17,6 +17,7 @@ from typing import Any
 from numpy.typing import NDArray
 from playwright.async_api import Error, async_playwright
 
+from bench import yardstick
 from bench.workloads import PRODUCTS, WORKLOADS, batches, initial_params, operands
 from demo.serve import load_config
 
@@ -111,7 +112,14 @@ def product(name: str) -> dict[str, Any]:
     """What the page needs of a product. A square one is chained, so that only its last result is read."""
     p = PRODUCTS[name]
     pair = [_encode(array) for array in operands(p)]
-    return {**dataclasses.asdict(p), "chained": p.m == p.k == p.n, "operands": pair}
+    plain = {
+        f"{rows},{vectors}": {
+            "code": yardstick.text(p, rows, vectors),
+            "workgroups": yardstick.workgroups(p, rows, vectors),
+        }
+        for rows, vectors in yardstick.BLOCKS.values()
+    }
+    return {**dataclasses.asdict(p), "chained": p.m == p.k == p.n, "operands": pair, "yardstick": plain}
 
 
 def _encode(array: NDArray[Any]) -> dict[str, Any]:

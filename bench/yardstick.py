@@ -1,4 +1,4 @@
-"""The yardstick of the products as a `Program`, for executors outside a page: as in bench/peers/wgsl.mjs.
+"""The yardstick of the products: plain WGSL, in the page (bench/peers/wgsl.mjs) and as a `Program` outside.
 
 A thread computes ``rows`` rows of ``vectors`` vec4 columns of C = A·B with register blocking and nothing
 else: no workgroup memory, no guards. Along k it takes four steps at a time.
@@ -47,15 +47,20 @@ def text(p: Product, rows: int, vectors: int) -> str:
     )
 
 
+def workgroups(p: Product, rows: int, vectors: int) -> tuple[int, int, int]:
+    """The dispatch of `text`. Raises ValueError where the blocks do not divide the product."""
+    across, down = 4 * vectors * GROUP[0], rows * GROUP[1]
+    if p.n % across or p.m % down or p.k % 4:
+        raise ValueError(f"{rows}x{vectors} blocks do not divide {p}")
+    return p.n // across, p.m // down, p.batch
+
+
 def program(p: Product, block: tuple[int, int], left: NDArray[Any], right: NDArray[Any]) -> Program:
     """One product of these operands; its entry is ``run``, its result ``output:0``.
 
     Raises ValueError where the blocks do not divide the product.
     """
     rows, vectors = block
-    across, down = 4 * vectors * GROUP[0], rows * GROUP[1]
-    if p.n % across or p.m % down or p.k % 4:
-        raise ValueError(f"{rows}x{vectors} blocks do not divide {p}")
     size = 4 * p.batch * p.m * p.n
     shape = (*left.shape[:-1], right.shape[-1])
     return Program(
@@ -75,7 +80,7 @@ def program(p: Product, block: tuple[int, int], left: NDArray[Any], right: NDArr
                     Binding(1, 0, right.nbytes, "read"),
                     Binding(2, 0, size, "read_write"),
                 ),
-                (p.n // across, p.m // down, p.batch),
+                workgroups(p, rows, vectors),
             ),
         ),
         entries={"run": (0,)},
