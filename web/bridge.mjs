@@ -25,12 +25,12 @@ const BINDING_TYPES = { read: "read-only-storage", read_write: "storage", unifor
 const failure = (kind, message, more) => ({ ok: false, kind, message, ...more });
 const noCounts = () => ({ dispatches: 0, submissions: 0, maps: 0, pipelines: 0, modules: 0 });
 const KINDS = { GPUOutOfMemoryError: "oom", GPUInternalError: "internal", GPUValidationError: "validation" };
-const limitsOf = ({ limits }) => Object.fromEntries(Object.keys(limits.__proto__).map((key) => [key, limits[key]]));
+const limitsOf = ({ limits }) => Object.fromEntries(Object.keys(Object.getPrototypeOf(limits)).map((k) => [k, limits[k]]));
 const aligned = (bytes, unit = 4) => Math.ceil(bytes / unit) * unit;
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const bytesOf = (buffers) => sum(buffers.map(({ bytes }) => bytes));
 const getOrMake = (map, key, make) => map.get(key) ?? map.set(key, make()).get(key);
-const accessesOf = (bindings) => bindings.map(({ access }) => access).join();
+const accessesOf = ({ bindings }) => bindings.map(({ access }) => access);
 
 const shared = (globalThis.webgradBridge ??= { open, opening: null }); // by Python, and all copies of this file
 
@@ -118,7 +118,7 @@ class Bridge {
   }
 
   /** Begin to make a pipeline that a program to come will need; create() tells of its failure. */
-  prepare(code, name, accesses) { this.lost || this.#pipeline(code, { name, bindings: accesses.map((access) => ({ access })) }); }
+  prepare(code, name, accesses) { if (!this.lost) this.#pipeline(code, name, accesses); }
 
   /**
    * Load a program (compiler/program.py): {ok: true, id}. `blobs`: the constants' bytes, in whole words; `externals`:
@@ -181,8 +181,7 @@ class Bridge {
 
   /** Counts since the device was opened (buffers and bytes: what is alive), or those of one program. */
   stats(id) {
-    const all = [...this.#buffers.values(), ...this.#staging];
-    const alive = id === undefined ? all : all.filter(({ program }) => program === id);
+    const alive = [...this.#buffers.values(), ...this.#staging].filter(({ program }) => program === (id ?? program));
     const counts = id === undefined ? this.#counts : this.#programs.get(id)?.counts;
     return { ...counts, buffers: alive.length, bytes: bytesOf(alive) };
   }
@@ -220,7 +219,10 @@ class Bridge {
     }
   }
 
-  #tally(program, key, number = 1) { for (const counts of [this.#counts, program?.counts ?? {}]) counts[key] += number; }
+  #tally(program, key, number = 1) {
+    this.#counts[key] += number;
+    if (program) program.counts[key] += number;
+  }
 
   #submit(encoder, program) {
     this.#queue.submit([encoder.finish()]);
@@ -291,8 +293,7 @@ class Bridge {
 
   /** What `work` returns, and a promise of the first error of this kind that it causes, or null. */
   #watch(kind, work) {
-    let tell;
-    const error = new Promise((resolve) => (tell = resolve));
+    const { promise: error, resolve: tell } = Promise.withResolvers();
     this.#device.pushErrorScope(kind);
     try {
       return [work(), error];
@@ -312,7 +313,8 @@ class Bridge {
 
   /** Make the pipelines and bind groups. Returns a failure, or null. */
   async #loadKernels(program, json) {
-    const made = await Promise.all(json.kernels.map((kernel) => this.#pipeline(json.modules[kernel.module], kernel)));
+    const made = await Promise.all(json.kernels.map((kernel) =>
+      this.#pipeline(json.modules[kernel.module], kernel.name, accessesOf(kernel))));
     const broken = made.findIndex(({ ok }) => !ok);
     if (broken >= 0) return { ...made[broken], kernel: broken };
     const kernels = made.map(({ pipeline }, i) => ({ pipeline, workgroups: json.kernels[i].workgroups }));
@@ -350,17 +352,16 @@ class Bridge {
   }
 
   /** {ok: true, pipeline} or a failure; equal text with equal accesses is compiled once. */
-  #pipeline(code, { name, bindings }) {
+  #pipeline(code, name, accesses) {
     if (this.#shaders.size > SHADERS_KEPT) this.#shaders.clear();
     const shader = getOrMake(this.#shaders, code, () => {
       this.#counts.modules++;
       const [module] = this.#watch("validation", () => this.#device.createShaderModule({ code }));
       return { module, pipelines: new Map(), info: null }; // errors are for the pipeline to tell
     });
-    const accesses = accessesOf(bindings);
-    return getOrMake(shader.pipelines, accesses, async () => {
+    return getOrMake(shader.pipelines, accesses.join(), async () => {
       try {
-        const { pipeline: layout } = getOrMake(this.#layouts, accesses, () => this.#layout(bindings));
+        const { pipeline: layout } = getOrMake(this.#layouts, accesses.join(), () => this.#layout(accesses));
         const compute = { module: shader.module, entryPoint: "main" };
         const pipeline = await this.#device.createComputePipelineAsync({ label: name, layout, compute });
         this.#counts.pipelines++;
@@ -375,8 +376,8 @@ class Bridge {
     });
   }
 
-  #layout(bindings) {
-    const entries = bindings.map(({ access }, binding) => (
+  #layout(accesses) {
+    const entries = accesses.map((access, binding) => (
       { binding, visibility: GPUShaderStage.COMPUTE, buffer: { type: BINDING_TYPES[access] } }));
     return this.#watch("validation", () => {
       const group = this.#device.createBindGroupLayout({ entries });
@@ -385,11 +386,11 @@ class Bridge {
   }
 
   /** Make a kernel's bind group and encode it once without submitting, so that errors name the kernel. */
-  #bind(program, { bindings }, kernel) {
-    const entries = bindings.map(({ buffer, offset, size }, binding) => (
+  #bind(program, spec, kernel) {
+    const entries = spec.bindings.map(({ buffer, offset, size }, binding) => (
       { binding, resource: { buffer: program.buffers[buffer].buffer, offset, size } }));
     return this.#watch("validation", () => {
-      const { group: layout } = this.#layouts.get(accessesOf(bindings));
+      const { group: layout } = this.#layouts.get(accessesOf(spec).join());
       kernel.group = this.#device.createBindGroup({ layout, entries });
       const encoder = this.#device.createCommandEncoder();
       this.#encode(encoder, [kernel]);
