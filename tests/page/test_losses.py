@@ -73,6 +73,8 @@ async def test_first_losses_agree_with_float64(page_py, name, adapter_class):
     found = page_py(in_page, source, name, adapter_class, uses=[twenty_losses], timeout=60)
     assert len(expected) == len(found) == STEPS
     rounding = np.maximum.accumulate(np.abs(np.divide(plain, expected) - 1))
-    assert rounding.max() < 2e-4, "plain float32 is a useful yardstick"
+    assert rounding.max() < 1e-4, "plain float32 is a useful yardstick"
     error = np.abs(np.divide(found, expected) - 1)
     assert np.all(error <= 1e-5 + 4 * rounding), (error, rounding)
+    if (name, adapter_class) != ("W6", "hardware"):  # whose sums run in yet another order
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
