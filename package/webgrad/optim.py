@@ -118,7 +118,7 @@ class Optimizer:
 
 
 def per_step(groups: Sequence[Optimizer], t: int) -> dict[str, float]:
-    """All numbers of step ``t`` (from 1) by name, given `Optimizer.grouped_by`: the first group's as they are,
+    """All numbers of step ``t`` (from 1) by name, given `Optimizer.grouped_by`: the first group's plainly,
     the k-th's as ``name/k``, and ``clip_norm``.
     """
     clip = groups[0].clip_norm

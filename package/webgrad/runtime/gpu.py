@@ -1,8 +1,8 @@
 """What the GPU executors share, in a page and outside: what a device's description and its failures mean.
 
 A description is a mapping as WebGPU spells it (``limits``, ``features``, names). A failure is a mapping with
-``kind`` (the bridge's: "no-adapter", "lost", "oom", "validation", "wgsl", "internal"), ``message`` and, where a
-kernel is at fault, its number ``kernel`` and the ``places`` in its WGSL.
+``kind`` (the bridge's: "no-adapter", "lost", "oom", "validation", "wgsl", "internal"), ``message`` and, where
+a kernel is at fault, its number ``kernel`` and the ``places`` in its WGSL.
 """
 
 from __future__ import annotations
